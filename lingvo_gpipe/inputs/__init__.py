@@ -1,0 +1,1 @@
+"""Input generators that need no download."""

@@ -1,0 +1,5 @@
+"""Where to cut the list of layers into stages."""
+
+from lingvo_gpipe.partition.contiguous import cut
+
+__all__ = ["cut"]

@@ -1,0 +1,131 @@
+"""A Lingvo task whose network is a pipeline that ends in its loss."""
+
+import tensorflow as tf
+from lingvo.core import base_model, py_utils
+
+from lingvo_gpipe import errors
+
+
+class PipelineTask(base_model.BaseTask):
+  """Feeds batches to a PipeliningLayer and its gradients to the Learner.
+
+  batch  --input_keys-->  layers ... loss  <--target_keys--  batch
+  """
+
+  @classmethod
+  def Params(cls):
+    p = super().Params()
+    p.Define("pipeline", None, "Params of the PipeliningLayer, with loss_tpl.")
+    p.Define(
+      "input_keys", ["ids"], "Fields of a batch that the first layer takes."
+    )
+    p.Define(
+      "target_keys",
+      ["labels", "weights"],
+      "Fields of a batch that the loss layer takes after the outputs.",
+    )
+    return p
+
+  def __init__(self, params):
+    super().__init__(params)
+    p = self.params
+    if p.pipeline is None or p.pipeline.loss_tpl is None:
+      raise errors.UserError(
+        f'Task "{p.name}" needs a pipeline with a loss: set task.pipeline to '
+        "PipeliningLayer.Params() with loss_tpl."
+      )
+    pipeline = p.pipeline.Copy()
+    if p.input:
+      self._batch_spec = self.input.datasource.GetDataset().element_spec
+      pipeline.input_specs, pipeline.target_specs = self._SplitBatch(
+        self._batch_spec
+      )
+    self.CreateChild("pipeline", pipeline)
+
+  def _child_variable_scope_override(self):
+    # Variables are named by layer alone: `<layer>/<weight>`.
+    return {**super()._child_variable_scope_override(), "pipeline": []}
+
+  def Plan(self):
+    """Returns the Plan of the pipeline for batches of the task's input."""
+    return self.pipeline.Plan(*self._SplitBatch(self._batch_spec))
+
+  def FPropTower(self, theta, input_batch):
+    """Returns the metrics of a batch and no per-example tensors."""
+    inputs, targets = self._SplitBatch(input_batch)
+    return self.pipeline.FPropLoss(theta.pipeline, inputs, targets), {}
+
+  def TrainStep(self, input_batch) -> py_utils.NestedMap:
+    """Runs one step of synchronous SGD; call it inside a tf.function.
+
+    Returns:
+      Scalars: the average of each metric of the batch (`loss` and more), and
+      `weight`, `grad_norm` (before clipping), `learning_rate`.
+    """
+    inputs, targets = self._SplitBatch(input_batch)
+    metrics, gradients = self.pipeline.ForwardBackward(
+      self.theta.pipeline, inputs, targets
+    )
+    stats = self._ApplyGradients(metrics, gradients)
+    self._global_step_var.assign_add(1)
+    norm = stats.get("grad_norm/all") or [
+      tf.linalg.global_norm(gradients.Flatten())
+    ]
+    return py_utils.NestedMap(
+      {name: value for name, (value, _) in metrics.items()},
+      weight=metrics[self.params.pipeline.loss_name][1],
+      grad_norm=norm[0],
+      learning_rate=stats["learning_rate"][0],
+    )
+
+  def CreateSlots(self) -> dict[str, tf.Variable]:
+    """Creates the optimizers' variables; returns all of the task's, by name."""
+
+    @tf.function(autograph=False)
+    def apply():
+      zero = tf.constant(0.0)
+      metrics = py_utils.NestedMap(
+        {self.params.pipeline.loss_name: (zero, zero)}
+      )
+      gradients = self.vars.pipeline.Transform(tf.zeros_like)
+      self._ApplyGradients(metrics, gradients)
+
+    apply.get_concrete_function()  # Traced, not run.
+    step = self._global_step_var
+    return {**self.GetVariablesDict(), step.name: step}
+
+  def _ApplyGradients(self, metrics, gradients) -> dict:
+    """Lets the Learners clip and apply gradients computed elsewhere."""
+    by_variable = {
+      v.ref(): gradient
+      for v, gradient in zip(
+        self.vars.pipeline.Flatten(), gradients.Flatten(), strict=True
+      )
+    }
+
+    def look_up(unused_loss, variables, *unused_args):
+      return [by_variable[v.ref()] for v in variables]
+
+    stats = {}
+    loss = metrics[self.params.pipeline.loss_name]
+    for one in self.learners:
+      # Lingvo's hook for gradients that were computed elsewhere.
+      one._CustomComputeGradientsFn = lambda: look_up
+      wanted = one.params.loss_name or one.params.name
+      _, _, learner_stats = one.Apply({wanted: loss}, self.vars.pipeline)
+      stats.update(learner_stats)
+    return stats
+
+  def _SplitBatch(self, batch):
+    p = self.params
+    missing = set(p.input_keys + p.target_keys) - set(batch)
+    if missing:
+      raise errors.UserError(
+        f'Task "{p.name}" expects the batch fields {sorted(missing)}, which '
+        f"the input does not have (it has {sorted(batch)}): set input_keys and "
+        "target_keys."
+      )
+    return (
+      tuple(batch[key] for key in p.input_keys),
+      tuple(batch[key] for key in p.target_keys),
+    )

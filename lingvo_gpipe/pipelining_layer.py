@@ -1,0 +1,368 @@
+"""The builder: a list of layers becomes a pipeline of stages on devices."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from lingvo.core import base_layer, py_utils
+
+from lingvo_gpipe import (
+  devices,
+  errors,
+  layer_list,
+  micro_batches,
+  partition,
+)
+from lingvo_gpipe import plan as plan_lib
+from lingvo_gpipe import schedule as schedule_lib
+from lingvo_gpipe import stage as stage_lib
+from lingvo_gpipe.engine import mpmd
+from lingvo_gpipe.stage import functions as stage_functions
+
+
+class PipeliningLayer(base_layer.BaseLayer):
+  """Runs a list of layers as a pipeline (arXiv 1811.06965).
+
+      layer_tpl  emb b0 b1 b2 b3 norm     micro-batches  0 1 2 3
+                 '-----' '---' '----'
+      stages        0      1      2  + loss_tpl
+
+  Takes the place of `lingvo.core.gpipe.PipeliningLayer`: the fields `cell_tpl`,
+  `before_tpl`, `num_micro_batches`, `micro_batch_size` and `batch_dim` mean
+  what they mean there. Gives the numbers of the same layers on one device.
+  """
+
+  @classmethod
+  def Params(cls):
+    p = super().Params()
+    p.Define(
+      "layer_tpl",
+      [],
+      "The network as a list of layer Params, each taking what the one before "
+      "returns. Cut into num_stages stages of equal cost.",
+    )
+    p.Define(
+      "cell_tpl",
+      [],
+      "In place of layer_tpl: the stages, ready cut, a layer or a "
+      "gpipe.FeatureExtractionLayer for each.",
+    )
+    p.Define(
+      "before_tpl", [], "Layers that run before cell_tpl, on the first stage."
+    )
+    p.Define(
+      "loss_tpl",
+      None,
+      "The layer that ends the last stage: FProp(theta, *outputs, *targets) "
+      "returns a NestedMap of metrics, each (average, weight).",
+    )
+    p.Define(
+      "loss_name", "loss", "Which of the metrics of loss_tpl to minimise."
+    )
+    p.Define(
+      "num_stages",
+      1,
+      "How many stages to cut layer_tpl into; each has its device.",
+    )
+    p.Define(
+      "num_micro_batches",
+      1,
+      "How many micro-batches to split the mini-batch into, sizes differing by "
+      "at most one example. More of them shrink the bubble; try 4 x num_stages.",
+    )
+    p.Define(
+      "micro_batch_size",
+      None,
+      "Examples in a micro-batch; if set, num_micro_batches follows from it.",
+    )
+    p.Define("batch_dim", 0, "The dimension of all tensors that is the batch.")
+    p.Define(
+      "remat",
+      "except_last",
+      'Which activations to recompute in the backward pass: "none" (fastest, '
+      'most memory), "full" (a stage keeps its input alone), or "except_last" '
+      "(as full, but not where backward follows forward at once).",
+    )
+    p.Define(
+      "devices",
+      None,
+      "TensorFlow device of each stage; by default the GPUs, or else virtual "
+      "CPU devices.",
+    )
+    p.Define(
+      "input_specs",
+      None,
+      "tf.TensorSpec of each FProp argument, for a whole mini-batch; needed to "
+      "weigh the layers. Without it layer_tpl is cut by number of layers.",
+    )
+    p.Define(
+      "target_specs",
+      (),
+      "tf.TensorSpec of each argument of loss_tpl after the outputs.",
+    )
+    p.Define(
+      "nested_map_fprop",
+      False,
+      "As in Lingvo, where a stage that takes and returns a NestedMap needs it; "
+      "here tensors, tuples and NestedMaps pass either way.",
+    )
+    return p
+
+  def __init__(self, params):
+    super().__init__(params)
+    p = self.params
+    _check_params(p)
+    self._layer_params, cuts = _list_layers(p)
+    num_stages = len(cuts) if cuts else p.num_stages
+    if num_stages > len(self._layer_params):
+      raise errors.UserError(
+        f"num_stages={num_stages}, but there are only "
+        f"{len(self._layer_params)} layers: set num_stages to "
+        f"{len(self._layer_params)} or less."
+      )
+    self._devices = tuple(p.devices or devices.stage_devices(num_stages))
+    if len(self._devices) != num_stages:
+      raise errors.UserError(
+        f"{p.name}.devices names {len(self._devices)} devices for "
+        f"{num_stages} stages."
+      )
+    # Plans and stages made so far, by what they were made for.
+    self._plans, self._stages = {}, {}
+    self._cuts = cuts or self._cut_layers()
+    for device, layers in zip(self._devices, self._cuts, strict=True):
+      with tf.device(device):
+        for l in layers:
+          self.CreateChild(self._layer_params[l].name, self._layer_params[l])
+
+  def _cut_layers(self) -> Sequence[range]:
+    p = self.params
+    if p.input_specs is None:
+      return partition.cut([1] * len(self._layer_params), len(self._devices))
+    traces, _ = plan_lib.trace_network(
+      self._layer_params,
+      *self._largest_micro_batch(tuple(p.input_specs), tuple(p.target_specs)),
+      p.batch_dim,
+    )
+    return partition.cut([t.fprop_flops for t in traces], len(self._devices))
+
+  def FProp(self, theta, *args):
+    """Runs the layers, without the loss, and returns what the last returns.
+
+    Differentiable; recomputes activations as `remat` says.
+
+    Args:
+      theta: weights of the layers by name.
+      *args: tensors or structures of tensors with a batch dimension.
+    """
+    # The loss layer stays out; its stage ends with the last layer of the list.
+    plan, stages, values = self._prepare(args, (), with_loss=False)
+    theta = self._theta_by_stage(theta, plan)
+    values = mpmd.run_differentiably(plan, stages, theta, values, _step())
+    joined = tf.nest.map_structure(
+      lambda *parts: micro_batches.join(parts, self.params.batch_dim),
+      *[_take(plan.wiring.outputs, v) for v in values],
+    )
+    return joined[0] if len(joined) == 1 else joined
+
+  def FPropLoss(self, theta, inputs: tuple, targets: tuple = ()):
+    """Runs forward alone and returns the metrics of the mini-batch.
+
+    Args:
+      theta: weights of the layers by name.
+      inputs: arguments of the first layer.
+      targets: arguments of the loss layer after the outputs.
+
+    Returns:
+      A NestedMap of metrics, each (average over the mini-batch, weight).
+    """
+    plan, stages, values = self._prepare(inputs, targets)
+    schedule = schedule_lib.forward_only(
+      plan.num_stages, plan.num_micro_batches
+    )
+    theta = self._theta_by_stage(theta, plan)
+    results = mpmd.run(schedule, plan, stages, theta, values, _step())
+    return self._combine_metrics(plan, results)
+
+  def ForwardBackward(self, theta, inputs: tuple, targets: tuple = ()):
+    """Runs one mini-batch forward and backward through the pipeline.
+
+    Args:
+      theta: weights of the layers by name.
+      inputs: arguments of the first layer.
+      targets: arguments of the loss layer after the outputs.
+
+    Returns:
+      (metrics, gradients): metrics as from FPropLoss, and for each layer by
+      name a NestedMap like its theta with the gradients of the loss, averaged
+      over the weight of the whole mini-batch; None where a weight does not
+      train.
+    """
+    plan, stages, values = self._prepare(inputs, targets)
+    schedule = schedule_lib.gpipe(plan.num_stages, plan.num_micro_batches)
+    theta = self._theta_by_stage(theta, plan)
+    results = mpmd.run(schedule, plan, stages, theta, values, _step())
+    metrics = self._combine_metrics(plan, results)
+    total_weight = metrics[self.params.loss_name][1]
+    factor = tf.math.reciprocal_no_nan(total_weight)
+    gradients = py_utils.NestedMap()
+    for stage, sums in zip(stages, results.gradients, strict=True):
+      with tf.device(stage.plan.device):
+        averages = stage.functions.scale(sums, factor)
+      gradients.update(
+        zip(stage.names, stage.functions.pack_gradients(averages), strict=True)
+      )
+    return metrics, gradients
+
+  def Plan(self, inputs: tuple, targets: tuple = (), with_loss: bool = True):
+    """Returns the Plan for arguments like these (specs or tensors)."""
+    p = self.params
+    inputs, targets = tf.nest.map_structure(_spec, (inputs, targets))
+    key = str((inputs, targets)), with_loss, self.do_eval
+    if key not in self._plans:
+      layers, stages = self._layer_params, self._cuts
+      if p.loss_tpl and not with_loss:
+        layers = layers[:-1]
+        stages = [range(s.start, min(s.stop, len(layers))) for s in stages]
+      cuts = [stage for stage in stages if stage]
+      self._plans[key] = plan_lib.make_plan(
+        layers,
+        *self._largest_micro_batch(inputs, targets),
+        micro_batches.sizes(p, micro_batches.batch_size(inputs, p.batch_dim)),
+        self._devices[: len(cuts)],
+        p.remat,
+        p.batch_dim,
+        cuts,
+      )
+    return self._plans[key]
+
+  def _largest_micro_batch(self, inputs, targets):
+    """Returns specs of a mini-batch cut down to its largest micro-batch."""
+    p = self.params
+    batch_size = micro_batches.batch_size(inputs, p.batch_dim)
+    largest = micro_batches.sizes(p, batch_size)[0]
+    return tf.nest.map_structure(
+      lambda spec: micro_batches.with_batch_size(spec, p.batch_dim, largest),
+      (inputs, targets),
+    )
+
+  def _prepare(self, inputs, targets, with_loss=True):
+    """Returns plan, stages, and the values of each micro-batch."""
+    p = self.params
+    if with_loss and not p.loss_tpl:
+      raise errors.UserError(f"{p.name}.loss_tpl is not set.")
+    plan = self.Plan(inputs, targets, with_loss)
+    key = id(plan)
+    if key not in self._stages:
+      self._stages[key] = stage_lib.build_stages(
+        plan,
+        [self.children[name] for name in plan.names],
+        p.random_seed,
+        p.batch_dim,
+        p.loss_name if with_loss else None,
+      )
+    leaves = tf.nest.flatten((inputs, targets))
+    users = {
+      v: stage.device
+      for stage in reversed(plan.stages)
+      for v in stage.wiring.takes
+    }
+    values = [{} for _ in plan.micro_batch_sizes]
+    for v, leaf in zip(plan.wiring.inputs, leaves, strict=True):
+      if v in users:
+        with tf.device(users[v]):
+          parts = micro_batches.split(leaf, plan.micro_batch_sizes, p.batch_dim)
+        for of_micro_batch, part in zip(values, parts, strict=True):
+          of_micro_batch[v] = part
+    return plan, self._stages[key], values
+
+  def _theta_by_stage(self, theta, plan):
+    """Reads the weights of each stage, on its device, as a flat list."""
+    by_stage = []
+    for stage in plan.stages:
+      with tf.device(stage.device):
+        by_stage.append(
+          [
+            leaf.read_value() if isinstance(leaf, tf.Variable) else leaf
+            for l in stage.layers
+            for leaf in theta[plan.names[l]].Flatten()
+          ]
+        )
+    return by_stage
+
+  def _combine_metrics(self, plan, results):
+    with tf.device(self._devices[-1]):
+      return _weighted_average(
+        [_take(plan.wiring.outputs, values)[0] for values in results.values]
+      )
+
+
+@stage_functions.out_of_line
+def _weighted_average(metrics: Sequence[py_utils.NestedMap]):
+  """Joins the metrics of micro-batches into those of the mini-batch."""
+  joined = py_utils.NestedMap()
+  for name in metrics[0]:
+    weighted, weight = 0.0, 0.0
+    for m in metrics:
+      part = tf.cast(m[name][1], tf.float32)
+      weighted += tf.cast(m[name][0], tf.float32) * part
+      weight += part
+    joined[name] = (tf.math.divide_no_nan(weighted, weight), weight)
+  return joined
+
+
+def _check_params(p) -> None:
+  if bool(p.layer_tpl) == bool(p.cell_tpl):
+    raise errors.UserError(
+      f"{p.name}: set one of layer_tpl (a list of layers to be cut) and "
+      "cell_tpl (ready-cut stages)."
+    )
+  if p.remat not in plan_lib.REMAT_MODES:
+    raise errors.UserError(
+      f"{p.name}.remat={p.remat!r}: choose one of "
+      f"{', '.join(plan_lib.REMAT_MODES)}."
+    )
+  for field in ("num_stages", "num_micro_batches"):
+    if p.Get(field) < 1:
+      raise errors.UserError(f"{p.name}.{field}={p.Get(field)}: at least 1.")
+  if p.cell_tpl and p.num_stages not in (1, len(p.cell_tpl)):
+    raise errors.UserError(
+      f"{p.name}.num_stages={p.num_stages}, but cell_tpl is cut into "
+      f"{len(p.cell_tpl)} stages: put the layers into layer_tpl to cut anew."
+    )
+
+
+def _list_layers(p):
+  """Returns all layers, copied and named, and the stages if they are cut."""
+  cells = [layer_list.flatten([cell]) for cell in p.cell_tpl]
+  cells = cells or [layer_list.flatten(p.layer_tpl)]
+  cells[0] = layer_list.flatten(p.before_tpl) + cells[0]
+  if p.loss_tpl:
+    cells[-1].append(p.loss_tpl.Copy())
+  layers = [layer for cell in cells for layer in cell]
+  layer_list.give_unique_names(layers)
+  if not p.cell_tpl:
+    return layers, None
+  stops = list(itertools.accumulate(len(cell) for cell in cells))
+  return layers, [range(a, b) for a, b in itertools.pairwise([0, *stops])]
+
+
+def _spec(leaf: Any) -> tf.TensorSpec | None:
+  if leaf is None or isinstance(leaf, tf.TensorSpec):
+    return leaf
+  leaf = tf.convert_to_tensor(leaf)
+  return tf.TensorSpec(leaf.shape, leaf.dtype)
+
+
+def _take(structure, values):
+  """Replaces value ids in `structure` by the tensors of one micro-batch."""
+  return tf.nest.map_structure(
+    lambda v: None if v is None else values[v], structure
+  )
+
+
+def _step() -> tf.Tensor:
+  # The value, not the variable: a stage that read the variable could see the
+  # step after this one.
+  step = tf.convert_to_tensor(py_utils.GetGlobalStep())
+  return tf.cast(step, tf.int64)

@@ -1,0 +1,39 @@
+"""GPipe's fill-drain schedule (arXiv 1811.06965, section 2.3).
+
+K = 4, M = 4. A digit is the micro-batch, one column a unit of time; a backward
+takes two of them, and `.` is the bubble:
+
+    stage 0  0123......00.11.22.33         0123   forwards
+    stage 1  .0123...00.11.22.33..         00.11  backwards
+    stage 2  ..012300.11.22.33....
+    stage 3  ...000111222333......         000    forward and backward at once
+
+Every stage but the last does all its forwards before its first backward. The
+last one has nothing to wait for, so its backward follows its forward at once:
+the step is as long as if it did not, and it holds one micro-batch in place of M.
+"""
+
+from lingvo_gpipe.schedule.action import BACKWARD, FORWARD, Action, Schedule
+
+
+def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
+  """Returns the fill-drain schedule of K stages on K devices."""
+  micro_batches = range(num_micro_batches)
+  filling = tuple(
+    tuple(Action(k, FORWARD, i) for i in micro_batches)
+    + tuple(Action(k, BACKWARD, i) for i in micro_batches)
+    for k in range(num_stages - 1)
+  )
+  last = num_stages - 1
+  return (
+    *filling,
+    tuple(Action(last, kind, i) for i in micro_batches for kind in "FB"),
+  )
+
+
+def forward_only(num_stages: int, num_micro_batches: int) -> Schedule:
+  """Returns the schedule of an evaluation: forwards alone."""
+  return tuple(
+    tuple(Action(k, FORWARD, i) for i in range(num_micro_batches))
+    for k in range(num_stages)
+  )

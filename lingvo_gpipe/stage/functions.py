@@ -1,0 +1,234 @@
+"""The functions of a stage, traced once and called for every micro-batch.
+
+    forward(theta, inputs, rng)                         -> outputs
+    backward(theta, inputs, rng, cotangents, gradients) -> dinputs, gradients
+
+`backward` calls `forward` again under a tape, so what is recomputed comes from
+the very function that computed it first, and keeping activations or not cannot
+change a bit. All are kept out of line: the graph of a step has one node for a
+call however many layers a stage has.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+from lingvo.core import base_layer, py_utils
+
+from lingvo_gpipe import randomness
+from lingvo_gpipe.layers import call
+from lingvo_gpipe.plan import wiring as wiring_lib
+
+Tensors = Sequence[tf.Tensor]
+
+
+class Rng(NamedTuple):
+  """What randomness depends on: int64 tensors, equal for equal examples.
+
+  Attributes:
+    seeds: [number of layers], from `randomness.layer_seed`.
+    step: scalar, the global step.
+    first_example: scalar, index in the mini-batch of the first example.
+  """
+
+  seeds: tf.Tensor
+  step: tf.Tensor
+  first_example: tf.Tensor
+
+
+def out_of_line(function):
+  """Wraps `function` as a tf.function that TensorFlow does not inline."""
+  return tf.function(
+    function, autograph=False, experimental_attributes={"_noinline": True}
+  )
+
+
+class StageFunctions:
+  """Forward and backward of all stages of one structure.
+
+  Weights, inputs and outputs are flat lists of tensors: weights as they are in
+  the theta of one layer after the other, inputs as in `wiring.takes`, outputs
+  as in `wiring.gives`, then `wiring.relays`, then the objective if there is a
+  loss.
+  """
+
+  def __init__(
+    self,
+    names: Sequence[str],
+    layers: Sequence[base_layer.BaseLayer],
+    network: wiring_lib.Wiring,
+    wiring: wiring_lib.StageWiring,
+    batch_dim: int,
+    loss_name: str | None,
+  ):
+    """Sets up the functions; they are traced when first called.
+
+    Args:
+      names: of the stage's layers.
+      layers: the layers themselves.
+      network: the wiring of all layers.
+      wiring: what this stage exchanges.
+      batch_dim: the dimension that counts examples.
+      loss_name: the metric to minimise if the stage ends in the loss layer,
+        whose outputs are metrics as (average, weight); else None.
+    """
+    self._names = tuple(names)
+    self._layers = tuple(layers)
+    self._network = network
+    self._wiring = wiring
+    self._batch_dim = batch_dim
+    self._loss_name = loss_name
+    self._templates = [layer.theta for layer in layers]
+    weights = [w for theta in self._templates for w in theta.Flatten()]
+    self._trained = [j for j, w in enumerate(weights) if _is_trained(w)]
+    self._gradient_specs = [
+      tf.TensorSpec(weights[j].shape, weights[j].dtype) for j in self._trained
+    ]
+    self._with_gradient = [
+      j for j, v in enumerate(wiring.takes) if network.values[v].has_gradient
+    ]
+    outputs = wiring.gives + wiring.relays
+    self._awaiting = [outputs.index(v) for v in wiring.awaits]
+    self.forward = out_of_line(self._forward)
+    self.backward = out_of_line(self._backward)
+    self.accumulate = out_of_line(_add)
+    self.scale = out_of_line(_scale)
+    self.zeros = out_of_line(self._zeros)
+
+  def pack_gradients(self, gradients: Tensors) -> list[py_utils.NestedMap]:
+    """Returns for each layer a NestedMap like its theta, None for no gradient.
+
+    Args:
+      gradients: of the trained weights of the stage.
+    """
+    flat = [None] * sum(len(theta.Flatten()) for theta in self._templates)
+    for j, gradient in zip(self._trained, gradients, strict=True):
+      flat[j] = gradient
+    return self._pack(flat)
+
+  def record(
+    self, theta: Tensors, inputs: Tensors, rng: Rng, num_examples: int
+  ) -> tuple[list[tf.Tensor], tf.GradientTape]:
+    """Runs forward and keeps its activations, on a tape, for `replay`."""
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+      tape.watch(self._sources(theta, inputs))
+      outputs = self.forward(theta, inputs, rng, num_examples)
+    return outputs, tape
+
+  def replay(
+    self,
+    tape: tf.GradientTape,
+    theta: Tensors,
+    inputs: Tensors,
+    outputs: Tensors,
+    cotangents: Tensors,
+  ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Goes back through what `record` kept.
+
+    Args:
+      tape: from `record`, as are `outputs`; `theta`, `inputs` went into it.
+      cotangents: gradients of the values `wiring.awaits`.
+
+    Returns:
+      Gradients of those inputs that have one, and of the trained weights.
+    """
+    targets = [outputs[j] for j in self._awaiting]
+    cotangents = list(cotangents)
+    if self._loss_name is not None:
+      targets.append(outputs[-1])
+      cotangents.append(tf.ones_like(outputs[-1]))
+    gradients = tape.gradient(
+      targets,
+      self._sources(theta, inputs),
+      output_gradients=cotangents,
+      unconnected_gradients=tf.UnconnectedGradients.ZERO,
+    )
+    num_trained = len(self._trained)
+    return gradients[num_trained:], gradients[:num_trained]
+
+  def _sources(self, theta, inputs):
+    return [theta[j] for j in self._trained] + [
+      inputs[j] for j in self._with_gradient
+    ]
+
+  def _pack(self, flat):
+    """Splits a stage's flat list and packs each layer's part like its theta."""
+    packed, start = [], 0
+    for template in self._templates:
+      stop = start + len(template.Flatten())
+      packed.append(template.Pack(flat[start:stop]))
+      start = stop
+    return packed
+
+  def _backward(self, theta, inputs, rng, num_examples, cotangents, gradients):
+    """Recomputes forward, goes back, adds to the running `gradients`."""
+    outputs, tape = self.record(theta, inputs, rng, num_examples)
+    dinputs, added = self.replay(tape, theta, inputs, outputs, cotangents)
+    return dinputs, self.accumulate(gradients, added)
+
+  def _zeros(self):
+    return [tf.zeros(spec.shape, spec.dtype) for spec in self._gradient_specs]
+
+  def _forward(self, theta, inputs, rng, num_examples):
+    values = dict(zip(self._wiring.takes, inputs, strict=True))
+    thetas = self._pack(theta)
+    micro_batch = randomness.MicroBatch(
+      rng.step, rng.first_example, num_examples, self._batch_dim
+    )
+    metrics = None
+    for j, layer in enumerate(self._layers):
+      wiring = self._network.layers[self._wiring.layers[j]]
+      args = _arguments(wiring, values, self._network)
+      metrics = call.fprop(
+        layer, self._names[j], thetas[j], args, rng.seeds[j], micro_batch
+      )
+      for v, leaf in zip(wiring.made, tf.nest.flatten(metrics), strict=True):
+        if v is not None:
+          values[v] = leaf
+    outputs = [values[v] for v in self._wiring.gives + self._wiring.relays]
+    if self._loss_name is not None:
+      outputs.append(_objective(metrics[0], self._loss_name))
+    return outputs
+
+
+def _is_trained(weight) -> bool:
+  return (
+    isinstance(weight, tf.Variable)
+    and weight.trainable
+    and weight.dtype.is_floating
+  )
+
+
+def _arguments(wiring, values, network):
+  """Takes a layer's arguments out of `values`.
+
+  Each use goes through an identity of its own, and leaves another behind for
+  the users after it: the gradients of a value are then added pair by pair from
+  its last user to its first, within a stage as across stages.
+  """
+
+  def take(v):
+    if v is None:
+      return None
+    if v not in wiring.used:  # Handed on; the layer must not look at it.
+      spec = network.values[v].spec
+      return values.get(v, tf.zeros(spec.shape, spec.dtype))
+    mine = tf.identity(values[v])
+    values[v] = tf.identity(values[v])
+    return mine
+
+  return tf.nest.map_structure(take, wiring.args)
+
+
+def _objective(metrics, loss_name):
+  """Returns the loss times its weight: what a micro-batch adds to the sum."""
+  average, weight = metrics[loss_name]
+  return average * tf.stop_gradient(tf.cast(weight, average.dtype))
+
+
+def _add(sums, terms):
+  return [a + b for a, b in zip(sums, terms, strict=True)]
+
+
+def _scale(gradients, factor):
+  return [g * tf.cast(factor, g.dtype) for g in gradients]

@@ -1,0 +1,1 @@
+"""The trainer binary: `python -m lingvo_gpipe.trainer --help`."""

@@ -1,0 +1,109 @@
+"""The training loop: batch, step, report; checkpoints as it goes."""
+
+import os
+import time
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors, pipeline_task
+from lingvo_gpipe.trainer import checkpoints, evaluate, reports
+
+# Files of a run that a foreign logdir could hold by accident.
+_RUN_FILES = ("params.txt", "plan.txt", "metrics.jsonl", "eval.jsonl")
+
+
+def train(
+  task: pipeline_task.PipelineTask,
+  logdir: str,
+  texts: dict[str, str],
+  dev_input,
+  stop_requested: Callable[[], bool],
+  checkpoint_every: int,
+  keep_checkpoints: int,
+) -> None:
+  """Trains `task` up to its max_steps, from the newest checkpoint in `logdir`.
+
+  Args:
+    task: built, its weights freshly drawn.
+    logdir: folder of the run; made if missing.
+    texts: files to write into it, by name.
+    dev_input: Params of the held-out input, or None to evaluate nothing.
+    stop_requested: asked between steps.
+    checkpoint_every: steps between checkpoints.
+    keep_checkpoints: how many to keep.
+
+  Raises:
+    UserError: `logdir` cannot be written, or belongs to something else.
+  """
+  restored_path = open_logdir(logdir)
+  data = iter(task.input.datasource.GetDataset())
+  variables = task.CreateSlots()
+  saver = checkpoints.Checkpoints(logdir, variables, keep_checkpoints, data)
+  step = 0
+  if restored_path:
+    saver.restore(restored_path)
+    step = checkpoints.step_of(restored_path)
+  for name, text in texts.items():
+    with open(os.path.join(logdir, name), "w", encoding="utf-8") as file:
+      file.write(text)
+  last_step = task.params.train.max_steps
+  progress = reports.Progress(step, last_step)
+  if restored_path:
+    reports.say(f"resuming from {restored_path}")
+  else:
+    saver.save(0)
+  evaler = None
+  if dev_input is not None:
+    evaler = evaluate.Evaler(task, dev_input, logdir, step)
+  report = reports.MetricsFile(logdir, "metrics", step)
+  train_step = tf.function(task.TrainStep, autograph=False)
+  saved = step
+  while step < last_step and not stop_requested():
+    started = time.monotonic()
+    metrics = train_step(next(data))
+    row = {name: float(value) for name, value in metrics.items()}
+    seconds = time.monotonic() - started
+    step += 1
+    row = {
+      "step": step,
+      **row,
+      "step_seconds": seconds,
+      "tokens_per_second": row["weight"] / seconds,
+    }
+    report.write(row)
+    progress.step(row)
+    if step % checkpoint_every == 0 or step == last_step:
+      saver.save(step)
+      saved = step
+      if evaler is not None and not stop_requested():
+        reports.say(evaluate.describe(evaler.evaluate(step)))
+  if saved != step:
+    saver.save(step)
+  progress.close()
+  report.close()
+  if evaler is not None:
+    evaler.close()
+
+
+def open_logdir(logdir: str) -> str | None:
+  """Makes `logdir` if missing; returns its newest checkpoint, if any.
+
+  Raises:
+    UserError: it cannot be written, or holds files that no run of ours made:
+      a run saves a checkpoint before it writes anything else.
+  """
+  try:
+    os.makedirs(logdir, exist_ok=True)
+  except OSError as error:
+    raise errors.UserError(f"--logdir={logdir}: {error.strerror}.") from error
+  if not os.access(logdir, os.W_OK | os.X_OK):
+    raise errors.UserError(f"--logdir={logdir} is not writable.")
+  path = checkpoints.latest(logdir)
+  found = [f for f in _RUN_FILES if os.path.exists(os.path.join(logdir, f))]
+  if found and path is None:
+    raise errors.UserError(
+      f"--logdir={logdir} holds {', '.join(found)} but no checkpoint, so it is "
+      "not a run that can go on: choose another folder."
+    )
+  return path

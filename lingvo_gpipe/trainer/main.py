@@ -1,0 +1,111 @@
+"""The trainer binary: flags to jobs, and mistakes to one line each."""
+
+import contextlib
+import logging
+import sys
+
+from absl import app, flags
+from absl import logging as absl_logging
+
+from lingvo_gpipe import errors, pipeline_task, runtime
+from lingvo_gpipe.plan import text as plan_text
+from lingvo_gpipe.trainer import (
+  checkpoints,
+  evaluate,
+  loop,
+  models,
+  options,
+  reports,
+  stopping,
+)
+
+FLAGS = flags.FLAGS
+flags.adopt_module_key_flags(options)
+
+
+def run() -> None:
+  """Parses flags and runs; the process ends with 2 after a user's mistake."""
+  app.run(_main)
+
+
+def _main(argv: list[str]) -> int:
+  absl_logging.set_verbosity(absl_logging.ERROR)
+  logging.getLogger("tensorflow").setLevel(logging.ERROR)
+  try:
+    if len(argv) > 1:
+      raise errors.UserError(
+        f'Unknown argument "{argv[1]}"; flags begin with "--".'
+      )
+    _run_jobs()
+  except errors.UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+  return 0
+
+
+def _run_jobs() -> None:
+  if FLAGS.list_models:
+    print("\n".join(models.list_names()))
+    return
+  if not FLAGS.model:
+    raise errors.UserError(
+      "--model is missing; --list_models prints all names."
+    )
+  unknown = set(FLAGS.job) - {"trainer", "evaler"}
+  if unknown or not FLAGS.job:
+    raise errors.UserError(
+      f"--job={','.join(FLAGS.job)}: choose trainer, evaler or both."
+    )
+  key = models.find(FLAGS.model)
+  task_params, train_input = options.model_params(key, "Train")
+  _, dev_input = options.model_params(key, "Dev")
+  if FLAGS.mode == "inspect_params":
+    print(task_params.Copy().Set(input=train_input).ToText())
+    return
+  runtime.configure(task_params.pipeline.num_stages)
+  task = task_params.Copy().Set(input=train_input).Instantiate()
+  plan = plan_text.to_text(task.Plan())
+  if FLAGS.mode == "inspect_model":
+    print(_describe_variables(task) + plan)
+    return
+  if not FLAGS.logdir:
+    raise errors.UserError("--logdir is missing: where shall the run be kept?")
+  stop = stopping.StopRequest()
+  if "trainer" in FLAGS.job:
+    texts = {"params.txt": task_params.ToText(), "plan.txt": plan}
+    loop.train(
+      task,
+      FLAGS.logdir,
+      texts,
+      dev_input if "evaler" in FLAGS.job else None,
+      stop,
+      FLAGS.checkpoint_every,
+      FLAGS.keep_checkpoints,
+    )
+  else:
+    _evaluate_checkpoints(task, dev_input, stop)
+
+
+def _evaluate_checkpoints(task, dev_input, stop) -> None:
+  """Evaluates each checkpoint that appears, until the last step."""
+  restorer = checkpoints.Checkpoints(FLAGS.logdir, task.CreateSlots())
+  evaler = evaluate.Evaler(task, dev_input, FLAGS.logdir, restored_step=-1)
+  with contextlib.closing(evaler):
+    path = None
+    step = -1
+    while step < task.params.train.max_steps:
+      path = evaluate.wait_for_checkpoint(FLAGS.logdir, path, stop)
+      if path is None:
+        return
+      restorer.restore(path)
+      step = checkpoints.step_of(path)
+      reports.say(evaluate.describe(evaler.evaluate(step)))
+
+
+def _describe_variables(task: pipeline_task.PipelineTask) -> str:
+  """Returns a line a variable: name, shape, type."""
+  lines = [
+    f"{v.name:<60} {v.shape.as_list()!s:<16} {v.dtype.name}"
+    for v in task.vars.Flatten()
+  ]
+  return "\n".join([*lines, "", ""])
