@@ -11,18 +11,18 @@ def stage_devices(num_stages: int) -> list[str]:
   Raises:
     UserError: there are fewer devices than stages.
   """
-  gpus = tf.config.list_logical_devices("GPU")
-  devices = gpus or tf.config.list_logical_devices("CPU")
+  gpus = tf.config.list_logical_devices('GPU')
+  devices = gpus or tf.config.list_logical_devices('CPU')
   if len(devices) < num_stages:
-    kind = "GPU" if gpus else "CPU"
+    kind = 'GPU' if gpus else 'CPU'
     advice = (
-      f"set num_stages to {len(devices)} or less"
+      f'set num_stages to {len(devices)} or less'
       if gpus
-      else f"call lingvo_gpipe.runtime.configure({num_stages}) first, or set "
-      f"num_stages to {len(devices)} or less"
+      else f'call lingvo_gpipe.runtime.configure({num_stages}) first, or set '
+      f'num_stages to {len(devices)} or less'
     )
     raise errors.UserError(
-      f"num_stages={num_stages}, but TensorFlow has {len(devices)} {kind} "
-      f"device(s): {advice}."
+      f'num_stages={num_stages}, but TensorFlow has {len(devices)} {kind} '
+      f'device(s): {advice}.'
     )
   return [device.name for device in devices[:num_stages]]

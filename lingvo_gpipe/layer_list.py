@@ -17,7 +17,7 @@ def flatten(layers: Sequence[LayerParams]) -> list[LayerParams]:
   flat = []
   for p in layers:
     if _is_sequence(p):
-      for _ in range(getattr(p, "repeat", 1)):
+      for _ in range(getattr(p, 'repeat', 1)):
         flat += flatten([_inherited(sub, p) for sub in p.sub])
     else:
       flat.append(p.Copy())
@@ -36,7 +36,7 @@ def give_unique_names(layers: Sequence[LayerParams]) -> None:
   for p in layers:
     name = p.name
     if shared[name] > 1:
-      p.name = f"{name}_{seen[name]:03d}"
+      p.name = f'{name}_{seen[name]:03d}'
       seen[name] += 1
 
 
@@ -48,6 +48,6 @@ def _is_sequence(p: LayerParams) -> bool:
 
 def _inherited(sub: LayerParams, parent: LayerParams) -> LayerParams:
   """Returns a copy of `sub` with what it would inherit from its sequence."""
-  prefix = getattr(parent, "variable_name_prefix", "")
+  prefix = getattr(parent, 'variable_name_prefix', '')
   sub = base_layer.BaseLayer.CopyBaseParams(parent, sub.Copy())
   return sub.Set(name=prefix + sub.name)

@@ -7,8 +7,8 @@ gen_x_ops`. This file answers that import, and only where the library does not
 load:
 
     import lingvo.core.ops
-      -> gen_x_ops asked for -> x_ops.so loads?  yes: step aside, Lingvo loads it
-                                                 no:  a module of plain-TF ops
+      -> asks for gen_x_ops -> x_ops.so loads?  yes: step aside
+                                                no:  a module of plain-TF ops
 
 The two assertions that layers use are written in plain TensorFlow; every other
 native op (decoders, tokenizers, record readers) explains itself when called.
@@ -20,7 +20,7 @@ import os
 import sys
 import types
 
-_MODULE = "lingvo.core.ops.gen_x_ops"
+_MODULE = 'lingvo.core.ops.gen_x_ops'
 
 
 def install() -> None:
@@ -52,7 +52,7 @@ def _native_library_error(package_path) -> Exception | None:
   """Returns why `x_ops.so` does not load, or None if it does."""
   import tensorflow as tf
 
-  library = os.path.join(next(iter(package_path)), "x_ops.so")
+  library = os.path.join(next(iter(package_path)), 'x_ops.so')
   try:
     tf.load_op_library(library)
   except tf.errors.NotFoundError as error:
@@ -60,7 +60,7 @@ def _native_library_error(package_path) -> Exception | None:
   return None
 
 
-def _assert_shape_match(x, y, msg="", name=None):
+def _assert_shape_match(x, y, msg='', name=None):
   """Asserts that shapes `x` and `y` ([rank], int) agree where both are >= 0."""
   import tensorflow as tf
 
@@ -68,27 +68,27 @@ def _assert_shape_match(x, y, msg="", name=None):
   with tf.control_dependencies(
     [tf.debugging.assert_equal(tf.size(x), tf.size(y), msg)]
   ):
-    agree = tf.reduce_all((x == y) | (x < 0) | (y < 0))
+    agree = tf.reduce_all(tf.equal(x, y) | (x < 0) | (y < 0))
   return tf.debugging.Assert(agree, [msg, x, y], name=name)
 
 
-def _assert_same_dim0(x, msg="", name=None):
+def _assert_same_dim0(x, msg='', name=None):
   """Asserts that all tensors of the list `x` have the same first dimension."""
   import tensorflow as tf
 
   first_dims = tf.stack([tf.shape(t)[0] for t in x])
-  agree = tf.reduce_all(first_dims == first_dims[0])
+  agree = tf.reduce_all(tf.equal(first_dims, first_dims[0]))
   return tf.debugging.Assert(agree, [msg, first_dims], name=name)
 
 
 def _missing_op(name):
-  if name.startswith("__"):
+  if name.startswith('__'):
     raise AttributeError(name)
 
   def op(*unused_args, **unused_kwargs):
     raise NotImplementedError(
       f'Lingvo\'s native op "{name}" is not available: x_ops.so needs '
-      "glibc 2.38 or newer. Run on a newer system or avoid this op."
+      'glibc 2.38 or newer. Run on a newer system or avoid this op.'
     )
 
   op.__name__ = name

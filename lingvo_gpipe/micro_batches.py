@@ -27,9 +27,9 @@ def sizes(p, batch_size: int) -> tuple[int, ...]:
   count = p.num_micro_batches
   if count > batch_size:
     raise errors.UserError(
-      f"num_micro_batches={count}, but a mini-batch has only {batch_size} "
-      f"examples: set num_micro_batches to {batch_size} or less, or enlarge "
-      "the batch."
+      f'num_micro_batches={count}, but a mini-batch has only {batch_size} '
+      f'examples: set num_micro_batches to {batch_size} or less, or enlarge '
+      'the batch.'
     )
   size, larger = divmod(batch_size, count)
   return (size + 1,) * larger + (size,) * (count - larger)
@@ -45,11 +45,11 @@ def batch_size(specs: Any, batch_dim: int) -> int:
     if leaf is not None and leaf.shape.rank > batch_dim:
       if leaf.shape[batch_dim] is None:
         raise errors.UserError(
-          f"The batch size must be fixed, but dimension {batch_dim} of "
-          f"{leaf.shape} is not: batch with drop_remainder=True."
+          f'The batch size must be fixed, but dimension {batch_dim} of '
+          f'{leaf.shape} is not: batch with drop_remainder=True.'
         )
       return leaf.shape[batch_dim]
-  raise errors.UserError(f"No input has a dimension batch_dim={batch_dim}.")
+  raise errors.UserError(f'No input has a dimension batch_dim={batch_dim}.')
 
 
 def with_batch_size(
@@ -81,8 +81,8 @@ def join(parts: Sequence[Any], batch_dim: int) -> tf.Tensor | None:
     return None
   if parts[0].shape.rank <= batch_dim:
     raise errors.UserError(
-      f"An output of shape {parts[0].shape} has no batch dimension "
-      f"{batch_dim}, so those of micro-batches cannot be joined: compute "
-      "averages in loss_tpl."
+      f'An output of shape {parts[0].shape} has no batch dimension '
+      f'{batch_dim}, so those of micro-batches cannot be joined: compute '
+      'averages in loss_tpl.'
     )
   return tf.concat(parts, axis=batch_dim)

@@ -1,7 +1,10 @@
 """A Lingvo task whose network is a pipeline that ends in its loss."""
 
+import contextlib
+import copy
+
 import tensorflow as tf
-from lingvo.core import base_model, py_utils
+from lingvo.core import base_model, cluster_factory, py_utils
 
 from lingvo_gpipe import errors
 
@@ -15,14 +18,14 @@ class PipelineTask(base_model.BaseTask):
   @classmethod
   def Params(cls):
     p = super().Params()
-    p.Define("pipeline", None, "Params of the PipeliningLayer, with loss_tpl.")
+    p.Define('pipeline', None, 'Params of the PipeliningLayer, with loss_tpl.')
     p.Define(
-      "input_keys", ["ids"], "Fields of a batch that the first layer takes."
+      'input_keys', ['ids'], 'Fields of a batch that the first layer takes.'
     )
     p.Define(
-      "target_keys",
-      ["labels", "weights"],
-      "Fields of a batch that the loss layer takes after the outputs.",
+      'target_keys',
+      ['labels', 'weights'],
+      'Fields of a batch that the loss layer takes after the outputs.',
     )
     return p
 
@@ -32,7 +35,7 @@ class PipelineTask(base_model.BaseTask):
     if p.pipeline is None or p.pipeline.loss_tpl is None:
       raise errors.UserError(
         f'Task "{p.name}" needs a pipeline with a loss: set task.pipeline to '
-        "PipeliningLayer.Params() with loss_tpl."
+        'PipeliningLayer.Params() with loss_tpl.'
       )
     pipeline = p.pipeline.Copy()
     if p.input:
@@ -40,11 +43,11 @@ class PipelineTask(base_model.BaseTask):
       pipeline.input_specs, pipeline.target_specs = self._SplitBatch(
         self._batch_spec
       )
-    self.CreateChild("pipeline", pipeline)
+    self.CreateChild('pipeline', pipeline)
 
   def _child_variable_scope_override(self):
     # Variables are named by layer alone: `<layer>/<weight>`.
-    return {**super()._child_variable_scope_override(), "pipeline": []}
+    return {**super()._child_variable_scope_override(), 'pipeline': []}
 
   def Plan(self):
     """Returns the Plan of the pipeline for batches of the task's input."""
@@ -63,34 +66,32 @@ class PipelineTask(base_model.BaseTask):
       `weight`, `grad_norm` (before clipping), `learning_rate`.
     """
     inputs, targets = self._SplitBatch(input_batch)
-    metrics, gradients = self.pipeline.ForwardBackward(
-      self.theta.pipeline, inputs, targets
-    )
-    stats = self._ApplyGradients(metrics, gradients)
+    with _without_summaries():
+      metrics, gradients = self.pipeline.ForwardBackward(
+        self.theta.pipeline, inputs, targets
+      )
+      stats = self._ApplyGradients(metrics, gradients)
     self._global_step_var.assign_add(1)
-    norm = stats.get("grad_norm/all") or [
+    norm = stats.get('grad_norm/all') or [
       tf.linalg.global_norm(gradients.Flatten())
     ]
     return py_utils.NestedMap(
       {name: value for name, (value, _) in metrics.items()},
       weight=metrics[self.params.pipeline.loss_name][1],
       grad_norm=norm[0],
-      learning_rate=stats["learning_rate"][0],
+      learning_rate=stats['learning_rate'][0],
     )
 
   def CreateSlots(self) -> dict[str, tf.Variable]:
     """Creates the optimizers' variables; returns all of the task's, by name."""
 
-    @tf.function(autograph=False)
-    def apply():
-      zero = tf.constant(0.0)
-      metrics = py_utils.NestedMap(
-        {self.params.pipeline.loss_name: (zero, zero)}
-      )
-      gradients = self.vars.pipeline.Transform(tf.zeros_like)
-      self._ApplyGradients(metrics, gradients)
-
-    apply.get_concrete_function()  # Traced, not run.
+    # Optimizers create their variables when first traced; nothing is run.
+    with tf.__internal__.FuncGraph('slots').as_default():
+      with _without_summaries():
+        zero = tf.constant(0.0)
+        metrics = {self.params.pipeline.loss_name: (zero, zero)}
+        gradients = self.vars.pipeline.Transform(tf.zeros_like)
+        self._ApplyGradients(metrics, gradients)
     step = self._global_step_var
     return {**self.GetVariablesDict(), step.name: step}
 
@@ -122,10 +123,19 @@ class PipelineTask(base_model.BaseTask):
     if missing:
       raise errors.UserError(
         f'Task "{p.name}" expects the batch fields {sorted(missing)}, which '
-        f"the input does not have (it has {sorted(batch)}): set input_keys and "
-        "target_keys."
+        f'the input does not have (it has {sorted(batch)}): set input_keys and '
+        'target_keys.'
       )
     return (
       tuple(batch[key] for key in p.input_keys),
       tuple(batch[key] for key in p.target_keys),
     )
+
+
+@contextlib.contextmanager
+def _without_summaries():
+  """Keeps the Learner from making TF 1 summaries, which nobody would read."""
+  cluster = copy.deepcopy(cluster_factory.Current())
+  cluster.params.add_summary = False
+  with cluster:
+    yield

@@ -37,95 +37,89 @@ class PipeliningLayer(base_layer.BaseLayer):
   def Params(cls):
     p = super().Params()
     p.Define(
-      "layer_tpl",
+      'layer_tpl',
       [],
-      "The network as a list of layer Params, each taking what the one before "
-      "returns. Cut into num_stages stages of equal cost.",
+      'The network as a list of layer Params, each taking what the one before '
+      'returns. Cut into num_stages stages of equal cost.',
     )
     p.Define(
-      "cell_tpl",
+      'cell_tpl',
       [],
-      "In place of layer_tpl: the stages, ready cut, a layer or a "
-      "gpipe.FeatureExtractionLayer for each.",
+      'In place of layer_tpl: the stages, ready cut, a layer or a '
+      'gpipe.FeatureExtractionLayer for each.',
     )
     p.Define(
-      "before_tpl", [], "Layers that run before cell_tpl, on the first stage."
+      'before_tpl', [], 'Layers that run before cell_tpl, on the first stage.'
     )
     p.Define(
-      "loss_tpl",
+      'loss_tpl',
       None,
-      "The layer that ends the last stage: FProp(theta, *outputs, *targets) "
-      "returns a NestedMap of metrics, each (average, weight).",
+      'The layer that ends the last stage: FProp(theta, *outputs, *targets) '
+      'returns a NestedMap of metrics, each (average, weight).',
     )
     p.Define(
-      "loss_name", "loss", "Which of the metrics of loss_tpl to minimise."
+      'loss_name', 'loss', 'Which of the metrics of loss_tpl to minimise.'
     )
     p.Define(
-      "num_stages",
+      'num_stages',
       1,
-      "How many stages to cut layer_tpl into; each has its device.",
+      'How many stages to cut layer_tpl into; each has its device.',
     )
     p.Define(
-      "num_micro_batches",
+      'num_micro_batches',
       1,
-      "How many micro-batches to split the mini-batch into, sizes differing by "
-      "at most one example. More of them shrink the bubble; try 4 x num_stages.",
+      'How many micro-batches to split the mini-batch into, sizes differing by '
+      'at most one example. More of them shrink the bubble; 4 a stage is good.',
     )
     p.Define(
-      "micro_batch_size",
+      'micro_batch_size',
       None,
-      "Examples in a micro-batch; if set, num_micro_batches follows from it.",
+      'Examples in a micro-batch; if set, num_micro_batches follows from it.',
     )
-    p.Define("batch_dim", 0, "The dimension of all tensors that is the batch.")
+    p.Define('batch_dim', 0, 'The dimension of all tensors that is the batch.')
     p.Define(
-      "remat",
-      "except_last",
+      'remat',
+      'except_last',
       'Which activations to recompute in the backward pass: "none" (fastest, '
       'most memory), "full" (a stage keeps its input alone), or "except_last" '
-      "(as full, but not where backward follows forward at once).",
+      '(as full, but not where backward follows forward at once).',
     )
     p.Define(
-      "devices",
+      'devices',
       None,
-      "TensorFlow device of each stage; by default the GPUs, or else virtual "
-      "CPU devices.",
+      'TensorFlow device of each stage; by default the GPUs, or else virtual '
+      'CPU devices.',
     )
     p.Define(
-      "input_specs",
+      'input_specs',
       None,
-      "tf.TensorSpec of each FProp argument, for a whole mini-batch; needed to "
-      "weigh the layers. Without it layer_tpl is cut by number of layers.",
+      'tf.TensorSpec of each FProp argument, for a whole mini-batch; needed to '
+      'weigh the layers. Without it layer_tpl is cut by number of layers.',
     )
     p.Define(
-      "target_specs",
+      'target_specs',
       (),
-      "tf.TensorSpec of each argument of loss_tpl after the outputs.",
+      'tf.TensorSpec of each argument of loss_tpl after the outputs.',
     )
     p.Define(
-      "nested_map_fprop",
+      'nested_map_fprop',
       False,
-      "As in Lingvo, where a stage that takes and returns a NestedMap needs it; "
-      "here tensors, tuples and NestedMaps pass either way.",
+      'As in Lingvo, where stages that exchange a NestedMap need it; '
+      'here tensors, tuples and NestedMaps pass either way.',
     )
     return p
 
   def __init__(self, params):
     super().__init__(params)
     p = self.params
-    _check_params(p)
+    check_params(p)
     self._layer_params, cuts = _list_layers(p)
     num_stages = len(cuts) if cuts else p.num_stages
-    if num_stages > len(self._layer_params):
-      raise errors.UserError(
-        f"num_stages={num_stages}, but there are only "
-        f"{len(self._layer_params)} layers: set num_stages to "
-        f"{len(self._layer_params)} or less."
-      )
     self._devices = tuple(p.devices or devices.stage_devices(num_stages))
     if len(self._devices) != num_stages:
       raise errors.UserError(
-        f"{p.name}.devices names {len(self._devices)} devices for "
-        f"{num_stages} stages."
+        f'{p.name}.devices names {len(self._devices)} devices for '
+        f'{num_stages} stages.'
       )
     # Plans and stages made so far, by what they were made for.
     self._plans, self._stages = {}, {}
@@ -250,7 +244,7 @@ class PipeliningLayer(base_layer.BaseLayer):
     """Returns plan, stages, and the values of each micro-batch."""
     p = self.params
     if with_loss and not p.loss_tpl:
-      raise errors.UserError(f"{p.name}.loss_tpl is not set.")
+      raise errors.UserError(f'{p.name}.loss_tpl is not set.')
     plan = self.Plan(inputs, targets, with_loss)
     key = id(plan)
     if key not in self._stages:
@@ -311,24 +305,31 @@ def _weighted_average(metrics: Sequence[py_utils.NestedMap]):
   return joined
 
 
-def _check_params(p) -> None:
+def check_params(p) -> None:
+  """Raises a UserError if the Params of a PipeliningLayer contradict."""
   if bool(p.layer_tpl) == bool(p.cell_tpl):
     raise errors.UserError(
-      f"{p.name}: set one of layer_tpl (a list of layers to be cut) and "
-      "cell_tpl (ready-cut stages)."
+      f'{p.name}: set one of layer_tpl (a list of layers to be cut) and '
+      'cell_tpl (ready-cut stages).'
     )
   if p.remat not in plan_lib.REMAT_MODES:
     raise errors.UserError(
-      f"{p.name}.remat={p.remat!r}: choose one of "
-      f"{', '.join(plan_lib.REMAT_MODES)}."
+      f'{p.name}.remat={p.remat!r}: choose one of '
+      f'{", ".join(plan_lib.REMAT_MODES)}.'
     )
-  for field in ("num_stages", "num_micro_batches"):
+  for field in ('num_stages', 'num_micro_batches'):
     if p.Get(field) < 1:
-      raise errors.UserError(f"{p.name}.{field}={p.Get(field)}: at least 1.")
+      raise errors.UserError(f'{p.name}.{field}={p.Get(field)}: at least 1.')
   if p.cell_tpl and p.num_stages not in (1, len(p.cell_tpl)):
     raise errors.UserError(
-      f"{p.name}.num_stages={p.num_stages}, but cell_tpl is cut into "
-      f"{len(p.cell_tpl)} stages: put the layers into layer_tpl to cut anew."
+      f'{p.name}.num_stages={p.num_stages}, but cell_tpl is cut into '
+      f'{len(p.cell_tpl)} stages: put the layers into layer_tpl to cut anew.'
+    )
+  num_layers = len(_list_layers(p)[0])
+  if p.num_stages > num_layers:
+    raise errors.UserError(
+      f'num_stages={p.num_stages}, but there are only {num_layers} layers: set '
+      f'num_stages to {num_layers} or less.'
     )
 
 

@@ -52,8 +52,8 @@ class MicroBatch:
 
 def layer_seed(seed: int | None, path: str) -> int:
   """Returns the 62-bit seed of the layer called `path`."""
-  digest = hashlib.md5(f"{seed or 0}/{path}".encode()).digest()
-  return int.from_bytes(digest[:8], "little") >> 2
+  digest = hashlib.md5(f'{seed or 0}/{path}'.encode()).digest()
+  return int.from_bytes(digest[:8], 'little') >> 2
 
 
 @contextlib.contextmanager
@@ -80,7 +80,7 @@ def scope(
     return tf.stack([draw_seed, micro_batch.step])
 
   def deterministic_dropout(x, keep_prob, seeds, noise_shape=None, name=None):
-    with tf.name_scope(name or "dropout"):
+    with tf.name_scope(name or 'dropout'):
       shape = [int(d) for d in (noise_shape or x.shape.as_list())]
       return _dropout(layer, x, keep_prob, seeds, shape, micro_batch)
 
@@ -116,22 +116,21 @@ def _example_values(
 ) -> tf.Tensor:
   """Returns uint16 [examples, other dims...], each example its own values."""
   batch_dim = micro_batch.batch_dim
-  num_examples = shape[batch_dim] if batch_dim < len(shape) else None
-  if num_examples not in (1, micro_batch.num_examples):
+  num_examples = micro_batch.num_examples
+  if batch_dim >= len(shape) or shape[batch_dim] != num_examples:
     raise errors.UserError(
       f'Layer "{layer}" applies dropout to a tensor of shape {list(shape)}, '
-      f"whose dimension {batch_dim} does not count the "
-      f"{micro_batch.num_examples} examples of a micro-batch, so its mask "
-      "cannot follow the example. Set batch_dim of the PipeliningLayer to the "
-      "batch dimension, or use a batch-major layer."
+      f'whose dimension {batch_dim} does not count the '
+      f'{micro_batch.num_examples} examples of a micro-batch, so its mask '
+      'cannot follow the example. Set batch_dim of the PipeliningLayer to the '
+      'batch dimension, or use a batch-major layer.'
     )
   other_dims = list(shape[:batch_dim]) + list(shape[batch_dim + 1 :])
   per_example = math.prod(other_dims)
   counters = -(-per_example // _VALUES_PER_COUNTER)
   start = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seeds)
-  # A mask shared by all examples (dimension 1) is that of example 0.
-  skipped = micro_batch.first_example if num_examples != 1 else 0
-  jump = tf.cast(skipped, tf.uint64) * tf.constant(counters, tf.uint64)
+  first_example = tf.cast(micro_batch.first_example, tf.uint64)
+  jump = first_example * tf.constant(counters, tf.uint64)
   words = tf.raw_ops.StatelessRandomUniformFullIntV2(
     shape=[num_examples, counters * _VALUES_PER_COUNTER // 2],
     key=start.key,

@@ -2,4 +2,4 @@
 
 from lingvo_gpipe.cost.layer_trace import LayerTrace, trace_layer
 
-__all__ = ["LayerTrace", "trace_layer"]
+__all__ = ['LayerTrace', 'trace_layer']

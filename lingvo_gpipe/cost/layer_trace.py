@@ -1,4 +1,4 @@
-"""Traces a layer on symbolic shapes: what it costs and how data runs through it.
+"""Traces a layer on symbolic shapes: its costs, and how data runs through it.
 
 The layer is built and called in a throw-away graph, so no variable is ever
 allocated and a model of any size can be looked at on any machine:
@@ -121,13 +121,13 @@ def _call_symbolically(layer, name, theta, inputs, batch_dim):
   except errors.UserError:
     raise
   except (ValueError, TypeError, AssertionError, AttributeError) as error:
-    shapes = ", ".join(
-      "None" if t is None else f"{t.dtype.name}{t.shape.as_list()}"
+    shapes = ', '.join(
+      'None' if t is None else f'{t.dtype.name}{t.shape.as_list()}'
       for t in tf.nest.flatten(inputs)
     )
     raise errors.UserError(
       f'Layer "{name}" ({type(layer).__name__}) does not accept inputs '
-      f"({shapes}): {error}"
+      f'({shapes}): {error}'
     ) from error
 
 

@@ -14,39 +14,51 @@ import tensorflow as tf
 from lingvo_gpipe import errors
 
 _RANDOM_OP = re.compile(
-  "Random(?!Dataset)|TruncatedNormal|Parameterized|Multinomial"
-  "|Rng(ReadAndSkip|Skip)|Stateful(Uniform|StandardNormal|Truncated|Random)"
+  'Random(?!Dataset)|TruncatedNormal|Parameterized|Multinomial'
+  '|Rng(ReadAndSkip|Skip)|Stateful(Uniform|StandardNormal|Truncated|Random)'
 )
 _ASSIGN_OP = re.compile(
-  "Assign|Resource(Scatter|Apply|SparseApply)|Scatter.*Add"
+  'Assign|Resource(Scatter|Apply|SparseApply)|Scatter.*Add'
 )
-_VARIABLE_OP = re.compile("ReadVariableOp|ResourceGather|VarHandleOp|Variable")
+_VARIABLE_OP = re.compile('ReadVariableOp|ResourceGather|VarHandleOp|Variable')
+
+# In this order: an assignment also reads, and is the better explanation.
+_REFUSED = (
+  (
+    _RANDOM_OP,
+    'draws new random numbers each time it runs, so a recomputed activation '
+    'would differ from the first. Use '
+    "lingvo.core.layers.DeterministicDropoutLayer, or the layer's own "
+    'deterministic field (for attention: atten_dropout_deterministic=True).',
+  ),
+  (
+    _ASSIGN_OP,
+    'assigns to a variable, which would happen once for every micro-batch and '
+    'again when recomputed. For batch normalisation set batch_norm=False and '
+    'use LayerNorm or GroupNorm.',
+  ),
+  (
+    _VARIABLE_OP,
+    'reads a variable directly. FProp must take weights from its theta '
+    'argument, not from self.vars or self.theta.',
+  ),
+)
 
 
 def check(layer: str, graph: tf.Graph, ops: Iterable[tf.Operation]) -> None:
   """Raises a UserError if `ops`, the FProp of `layer`, are not repeatable."""
-  for op_type, op_name in _all_ops(graph, ops):
-    if op_type.startswith("Stateless"):
-      continue
-    found = f'Layer "{layer}" cannot stand in a pipeline: its op "{op_name}" '
-    if _RANDOM_OP.match(op_type):
-      raise errors.UserError(
-        f"{found}({op_type}) draws new random numbers each time it runs, so a "
-        "recomputed activation would differ from the first. Use "
-        "lingvo.core.layers.DeterministicDropoutLayer, or the layer's own "
-        "deterministic field (for attention: atten_dropout_deterministic=True)."
-      )
-    if _ASSIGN_OP.match(op_type):
-      raise errors.UserError(
-        f"{found}({op_type}) assigns to a variable, which would happen once "
-        "for every micro-batch and again when recomputed. For batch "
-        "normalisation set batch_norm=False and use LayerNorm or GroupNorm."
-      )
-    if _VARIABLE_OP.match(op_type):
-      raise errors.UserError(
-        f"{found}({op_type}) reads a variable directly. FProp must take "
-        "weights from its theta argument, not from self.vars or self.theta."
-      )
+  found = [
+    (op_type, op_name)
+    for op_type, op_name in _all_ops(graph, ops)
+    if not op_type.startswith('Stateless')
+  ]
+  for pattern, why in _REFUSED:
+    for op_type, op_name in found:
+      if pattern.match(op_type):
+        raise errors.UserError(
+          f'Layer "{layer}" cannot stand in a pipeline: its op "{op_name}" '
+          f'({op_type}) {why}'
+        )
 
 
 def _all_ops(

@@ -71,7 +71,10 @@ class _Runner:
     self._stages = stages
     self._thetas = thetas
     self._step = step
-    self._starts = [0, *itertools.accumulate(plan.micro_batch_sizes)]
+    # Made before any action, outside of the order of a device.
+    self._seeds = [tf.constant(stage.seeds) for stage in stages]
+    starts = [0, *itertools.accumulate(plan.micro_batch_sizes)]
+    self._starts = [tf.constant(start, tf.int64) for start in starts[:-1]]
     self._kept = {}
     self._cotangents = collections.defaultdict(dict)
     self._last_ops = {}
@@ -152,11 +155,7 @@ class _Runner:
     self._cotangents[i].update(zip(differentiable, dinputs, strict=True))
 
   def _rng(self, k, i):
-    return stage_functions.Rng(
-      seeds=tf.constant(self._stages[k].seeds),
-      step=self._step,
-      first_example=tf.constant(self._starts[i], tf.int64),
-    )
+    return stage_functions.Rng(self._seeds[k], self._step, self._starts[i])
 
   def _ran(self, k, outputs):
     """Notes the op that the next action on the device waits for."""
@@ -171,7 +170,7 @@ def _free_from_program_order(graph, ops):
   the schedule has an order of its own.
   """
   for op in ops:
-    if op.type == "StatefulPartitionedCall":
+    if op.type == 'StatefulPartitionedCall':
       graph.experimental_acd_manager.run_independently(op)
 
 

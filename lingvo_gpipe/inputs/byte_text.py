@@ -24,7 +24,7 @@ from lingvo_gpipe import errors
 # Every so-and-so-many-th file is held out for evaluation.
 _HELD_OUT_EVERY = 20
 # Not everywhere installed, so left out: the text is the same on all systems.
-_STANDARD_LIBRARY_SKIPS = {"site-packages", "dist-packages", "test", "tests"}
+_STANDARD_LIBRARY_SKIPS = {'site-packages', 'dist-packages', 'test', 'tests'}
 
 
 class ByteTextInput(base_input_generator.BaseInputGenerator):
@@ -34,24 +34,24 @@ class ByteTextInput(base_input_generator.BaseInputGenerator):
   def Params(cls):
     p = super().Params()
     p.Define(
-      "file_pattern",
-      "",
+      'file_pattern',
+      '',
       'Files to read, as glob patterns separated by commas ("**" descends into '
       "folders). Empty: the source of the running Python's standard library.",
     )
-    p.Define("sequence_length", 128, "Bytes in a sequence.")
+    p.Define('sequence_length', 128, 'Bytes in a sequence.')
     p.Define(
-      "held_out",
+      'held_out',
       False,
-      f"Read the held-out files (every {_HELD_OUT_EVERY}th) once and in order, "
-      "in place of the others, shuffled and without end.",
+      f'Read the held-out files (every {_HELD_OUT_EVERY}th) once and in order, '
+      'in place of the others, shuffled and without end.',
     )
     p.batch_size = 32
     p.resettable = True
     return p
 
   def CreateDatasource(self):
-    self.params.file_datasource = _ByteTextSource.Params().Set(name="text")
+    self.params.file_datasource = _ByteTextSource.Params().Set(name='text')
     super().CreateDatasource()
 
   def MakeDataset(self) -> tf.data.Dataset:
@@ -64,9 +64,9 @@ class ByteTextInput(base_input_generator.BaseInputGenerator):
     windows = _Windows(p.file_pattern, p.held_out, p.sequence_length)
     if len(windows) < p.batch_size and not p.held_out:
       raise errors.UserError(
-        f"The text of {windows.origin} makes only {len(windows)} sequences of "
-        f"{p.sequence_length} bytes, a batch needs {p.batch_size}: give more "
-        "text, or set a smaller batch_size or sequence_length."
+        f'The text of {windows.origin} makes only {len(windows)} sequences of '
+        f'{p.sequence_length} bytes, a batch needs {p.batch_size}: give more '
+        'text, or set a smaller batch_size or sequence_length.'
       )
     if p.held_out:
       positions = tf.data.Dataset.range(0, len(windows), p.batch_size)
@@ -124,8 +124,8 @@ class _Windows:
     texts = _held_out_split(texts, held_out)
     if not texts:
       raise errors.UserError(
-        f"The text of {self.origin} is empty or too short to be split into "
-        "training and held-out files."
+        f'The text of {self.origin} is empty or too short to be split into '
+        'training and held-out files.'
       )
     self._length = length
     self._text = np.concatenate(texts)
@@ -146,7 +146,7 @@ class _Windows:
     An index beyond the last window gives a sequence of weight 0.
     """
     known = np.minimum(indices, len(self) - 1)
-    files = np.searchsorted(self._window_stops, known, side="right")
+    files = np.searchsorted(self._window_stops, known, side='right')
     starts = self._starts[files] + self._length * (
       known - self._first_windows[files]
     )
@@ -171,7 +171,7 @@ def _held_out_split(texts: list[np.ndarray], held_out: bool):
 
 
 def _matching(file_pattern: str) -> Iterator[str]:
-  for pattern in file_pattern.split(","):
+  for pattern in file_pattern.split(','):
     for path in glob.iglob(os.path.expanduser(pattern), recursive=True):
       if os.path.isfile(path):
         yield path
@@ -179,9 +179,9 @@ def _matching(file_pattern: str) -> Iterator[str]:
 
 def _library() -> Iterator[str]:
   """Yields the files of the standard library, those all systems have."""
-  root = sysconfig.get_paths()["stdlib"]
+  root = sysconfig.get_paths()['stdlib']
   for folder, subfolders, files in os.walk(root):
     subfolders[:] = set(subfolders) - _STANDARD_LIBRARY_SKIPS
     yield from (
-      os.path.join(folder, name) for name in files if name.endswith(".py")
+      os.path.join(folder, name) for name in files if name.endswith('.py')
     )

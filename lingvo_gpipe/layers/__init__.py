@@ -6,8 +6,8 @@ from lingvo_gpipe.layers.softmax import SoftmaxCrossEntropy
 from lingvo_gpipe.layers.transformer import TransformerBlock
 
 __all__ = [
-  "LayerNorm",
-  "SoftmaxCrossEntropy",
-  "TokenEmbedding",
-  "TransformerBlock",
+  'LayerNorm',
+  'SoftmaxCrossEntropy',
+  'TokenEmbedding',
+  'TransformerBlock',
 ]

@@ -14,11 +14,11 @@ class TokenEmbedding(base_layer.BaseLayer):
   @classmethod
   def Params(cls):
     p = super().Params()
-    p.Define("vocab_size", 256, "Number of different tokens; 256 for bytes.")
-    p.Define("model_dim", 0, "Size of the vector that stands for a token.")
-    p.Define("max_time", 0, "Longest sequence, in tokens.")
+    p.Define('vocab_size', 256, 'Number of different tokens; 256 for bytes.')
+    p.Define('model_dim', 0, 'Size of the vector that stands for a token.')
+    p.Define('max_time', 0, 'Longest sequence, in tokens.')
     p.Define(
-      "dropout_prob", 0.0, "Share of the elements set to zero in training."
+      'dropout_prob', 0.0, 'Share of the elements set to zero in training.'
     )
     return p
 
@@ -26,7 +26,7 @@ class TokenEmbedding(base_layer.BaseLayer):
     super().__init__(params)
     p = self.params
     self.CreateChild(
-      "dropout",
+      'dropout',
       layers.DeterministicDropoutLayer.Params().Set(
         keep_prob=1.0 - p.dropout_prob
       ),
@@ -38,11 +38,11 @@ class TokenEmbedding(base_layer.BaseLayer):
     # The lookup is scaled by sqrt(model_dim), so elements start near 1.
     init = py_utils.WeightInit.Gaussian(p.model_dim**-0.5)
     self.CreateVariable(
-      "table",
+      'table',
       py_utils.WeightParams([p.vocab_size, p.model_dim], init, p.dtype),
     )
     self.CreateVariable(
-      "positions",
+      'positions',
       py_utils.WeightParams(
         [p.max_time, p.model_dim], py_utils.WeightInit.Gaussian(0.02), p.dtype
       ),

@@ -18,12 +18,12 @@ class SoftmaxCrossEntropy(base_layer.BaseLayer):
   @classmethod
   def Params(cls):
     p = super().Params()
-    p.Define("input_dim", 0, "Size of the last dimension of the inputs.")
-    p.Define("num_classes", 256, "Number of different labels; 256 for bytes.")
+    p.Define('input_dim', 0, 'Size of the last dimension of the inputs.')
+    p.Define('num_classes', 256, 'Number of different labels; 256 for bytes.')
     p.Define(
-      "bits_metric",
-      "",
-      "If set, the cross-entropy is also reported in bits under this name, for "
+      'bits_metric',
+      '',
+      'If set, the cross-entropy is also reported in bits under this name, for '
       'example "bits_per_byte" where a token is a byte.',
     )
     return p
@@ -33,10 +33,10 @@ class SoftmaxCrossEntropy(base_layer.BaseLayer):
     p = self.params
     init = py_utils.WeightInit.Gaussian(p.input_dim**-0.5)
     self.CreateVariable(
-      "w", py_utils.WeightParams([p.input_dim, p.num_classes], init, p.dtype)
+      'w', py_utils.WeightParams([p.input_dim, p.num_classes], init, p.dtype)
     )
     self.CreateVariable(
-      "b",
+      'b',
       py_utils.WeightParams(
         [p.num_classes], py_utils.WeightInit.Constant(0.0), p.dtype
       ),
@@ -87,7 +87,7 @@ class SoftmaxCrossEntropy(base_layer.BaseLayer):
     py_utils.CheckShapes((inputs, labels, weights))
     logits = inputs[:-1].num_elements() * p.num_classes
     scalar = tshape.Shape([])
-    metrics = ["loss", "accuracy"] + ([p.bits_metric] if p.bits_metric else [])
+    metrics = ['loss', 'accuracy'] + ([p.bits_metric] if p.bits_metric else [])
     return py_utils.NestedMap(
       flops=logits * (2 * p.input_dim + _SOFTMAX_FLOPS_PER_LOGIT),
       out_shapes=(py_utils.NestedMap({m: (scalar, scalar) for m in metrics}),),

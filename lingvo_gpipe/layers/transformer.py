@@ -24,18 +24,18 @@ class TransformerBlock(base_layer.BaseLayer):
   @classmethod
   def Params(cls):
     p = super().Params()
-    p.Define("model_dim", 0, "Size of the last dimension of inputs (D).")
-    p.Define("hidden_dim", 0, "Inner size of the feed-forward part (F).")
-    p.Define("num_heads", 1, "Attention heads (H); they divide model_dim.")
+    p.Define('model_dim', 0, 'Size of the last dimension of inputs (D).')
+    p.Define('hidden_dim', 0, 'Inner size of the feed-forward part (F).')
+    p.Define('num_heads', 1, 'Attention heads (H); they divide model_dim.')
     p.Define(
-      "atten_dropout_prob", 0.0, "Dropout on the attention probabilities."
+      'atten_dropout_prob', 0.0, 'Dropout on the attention probabilities.'
     )
     p.Define(
-      "residual_dropout_prob",
+      'residual_dropout_prob',
       0.0,
-      "Dropout on what attention and feed-forward add to the residual.",
+      'Dropout on what attention and feed-forward add to the residual.',
     )
-    p.Define("relu_dropout_prob", 0.0, "Dropout inside the feed-forward part.")
+    p.Define('relu_dropout_prob', 0.0, 'Dropout inside the feed-forward part.')
     return p
 
   def __init__(self, params):
@@ -43,16 +43,16 @@ class TransformerBlock(base_layer.BaseLayer):
     p = self.params
     if not p.num_heads or p.model_dim % p.num_heads:
       raise ValueError(
-        f"{p.name}: num_heads={p.num_heads} does not divide "
-        f"model_dim={p.model_dim}"
+        f'{p.name}: num_heads={p.num_heads} does not divide '
+        f'model_dim={p.model_dim}'
       )
     norm = layer_norm.LayerNorm.Params().Set(input_dim=p.model_dim)
-    self.CreateChild("atten_norm", norm)
-    self.CreateChild("ff_norm", norm)
+    self.CreateChild('atten_norm', norm)
+    self.CreateChild('ff_norm', norm)
     for name, prob in (
-      ("atten_dropout", p.atten_dropout_prob),
-      ("residual_dropout", p.residual_dropout_prob),
-      ("relu_dropout", p.relu_dropout_prob),
+      ('atten_dropout', p.atten_dropout_prob),
+      ('residual_dropout', p.residual_dropout_prob),
+      ('relu_dropout', p.relu_dropout_prob),
     ):
       dropout = layers.DeterministicDropoutLayer.Params()
       self.CreateChild(name, dropout.Set(keep_prob=1.0 - prob))
@@ -61,14 +61,14 @@ class TransformerBlock(base_layer.BaseLayer):
     super()._CreateLayerVariables()
     p = self.params
     for name, shape in (
-      ("qkv", [p.model_dim, 3 * p.model_dim]),
-      ("post", [p.model_dim, p.model_dim]),
-      ("ff_in", [p.model_dim, p.hidden_dim]),
-      ("ff_out", [p.hidden_dim, p.model_dim]),
+      ('qkv', [p.model_dim, 3 * p.model_dim]),
+      ('post', [p.model_dim, p.model_dim]),
+      ('ff_in', [p.model_dim, p.hidden_dim]),
+      ('ff_out', [p.hidden_dim, p.model_dim]),
     ):
       init = py_utils.WeightInit.Gaussian(shape[0] ** -0.5)
       self.CreateVariable(name, py_utils.WeightParams(shape, init, p.dtype))
-    for name, size in (("ff_in_b", p.hidden_dim), ("ff_out_b", p.model_dim)):
+    for name, size in (('ff_in_b', p.hidden_dim), ('ff_out_b', p.model_dim)):
       init = py_utils.WeightInit.Constant(0.0)
       self.CreateVariable(name, py_utils.WeightParams([size], init, p.dtype))
 

@@ -2,4 +2,4 @@
 
 from lingvo_gpipe.partition.contiguous import cut
 
-__all__ = ["cut"]
+__all__ = ['cut']

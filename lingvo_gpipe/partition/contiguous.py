@@ -24,7 +24,7 @@ def cut(costs: Sequence[float], num_stages: int) -> tuple[range, ...]:
     ValueError: there are fewer layers than stages, or fewer than one stage.
   """
   if not 1 <= num_stages <= len(costs):
-    raise ValueError(f"cannot cut {len(costs)} layers into {num_stages} stages")
+    raise ValueError(f'cannot cut {len(costs)} layers into {num_stages} stages')
   totals = [0, *itertools.accumulate(costs)]
   costliest = max(b - a for a, b in itertools.pairwise(totals))
   candidates = sorted(

@@ -5,12 +5,12 @@ from lingvo_gpipe.plan.remat import REMAT_MODES, keeps_activations
 from lingvo_gpipe.plan.wiring import StageWiring, Wiring
 
 __all__ = [
-  "REMAT_MODES",
-  "Plan",
-  "StagePlan",
-  "StageWiring",
-  "Wiring",
-  "keeps_activations",
-  "make_plan",
-  "trace_network",
+  'REMAT_MODES',
+  'Plan',
+  'StagePlan',
+  'StageWiring',
+  'Wiring',
+  'keeps_activations',
+  'make_plan',
+  'trace_network',
 ]

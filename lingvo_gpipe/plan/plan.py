@@ -88,7 +88,7 @@ def trace_network(
 
 def structure_key(p: base_layer.BaseLayerParamsT) -> str:
   """Returns a text that is equal for layers that differ in name alone."""
-  return f"{p.cls.__module__}.{p.Copy().Set(name='layer').ToText()}"
+  return f'{p.cls.__module__}.{p.Copy().Set(name="layer").ToText()}'
 
 
 def make_plan(

@@ -7,13 +7,13 @@ except_last   like full, but where backward follows forward at once nothing
               micro-batch, with which the drain begins
 """
 
-REMAT_MODES = ("none", "full", "except_last")
+REMAT_MODES = ('none', 'full', 'except_last')
 
 
 def keeps_activations(
   remat: str, k: int, i: int, num_stages: int, num_micro_batches: int
 ) -> bool:
   """Returns whether stage k keeps the activations of micro-batch i."""
-  if remat == "except_last":
+  if remat == 'except_last':
     return k == num_stages - 1 or i == num_micro_batches - 1
-  return remat == "none"
+  return remat == 'none'

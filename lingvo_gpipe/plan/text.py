@@ -7,47 +7,45 @@ def to_text(plan: plan_lib.Plan) -> str:
   """Returns a table of layers by stage; FLOPs are of one micro-batch."""
   sizes = plan.micro_batch_sizes
   lines = [
-    f"{plan.num_stages} stages, {plan.num_micro_batches} micro-batches of "
-    f"{_range(min(sizes), max(sizes))} examples, remat {plan.remat}",
-    f"bubble of equal stages: {_bubble(plan):.1%}",
-    "",
-    f"{'layer':<24} {'kind':<24} {'parameters':>12} {'bytes':>10} "
-    f"{'forward FLOPs':>14}",
+    f'{plan.num_stages} stages, {plan.num_micro_batches} micro-batches of '
+    f'{_range(min(sizes), max(sizes))} examples, remat {plan.remat}',
+    f'bubble of equal stages: {_bubble(plan):.1%}',
+    '',
+    f'{"layer":<24} {"kind":<24} {"parameters":>12} {"bytes":>10} '
+    f'{"forward FLOPs":>14}',
   ]
   for k, stage in enumerate(plan.stages):
     traces = [plan.traces[l] for l in stage.layers]
     sent = sum(_bytes(plan, v) for v in stage.wiring.gives)
     lines += [
-      "",
-      f"stage {k} on {stage.device}: "
-      f"{sum(t.num_params for t in traces):,} parameters, "
-      f"{si(sum(t.param_bytes for t in traces))}B, "
-      f"{si(sum(t.fprop_flops for t in traces))}FLOPs, "
-      f"hands on {si(sent)}B",
+      '',
+      f'stage {k} on {stage.device}: '
+      f'{sum(t.num_params for t in traces):,} parameters, '
+      f'{si(sum(t.param_bytes for t in traces))}B, '
+      f'{si(sum(t.fprop_flops for t in traces))}FLOPs, '
+      f'hands on {si(sent)}B',
     ]
     for l in stage.layers:
       t = plan.traces[l]
       lines.append(
-        f"  {plan.names[l]:<22} {t.kind:<24} {t.num_params:>12,} "
-        f"{si(t.param_bytes) + 'B':>10} {si(t.fprop_flops):>14}"
+        f'  {plan.names[l]:<22} {t.kind:<24} {t.num_params:>12,} '
+        f'{si(t.param_bytes) + "B":>10} {si(t.fprop_flops):>14}'
       )
   total = sum(t.num_params for t in plan.traces)
-  return "\n".join([*lines, "", f"{total:,} parameters in all", ""])
+  return '\n'.join([*lines, '', f'{total:,} parameters in all', ''])
 
 
 def si(value: float) -> str:
   """Returns e.g. `1.5 M`; units are decimal."""
-  for unit in ("", "k", "M", "G", "T"):
-    if value < 1000:
-      break
+  units = ['', 'k', 'M', 'G', 'T', 'P']
+  while value >= 1000 and len(units) > 1:
     value /= 1000
-  else:
-    unit = "P"
-  return f"{value:.3g} {unit}"
+    units.pop(0)
+  return f'{value:.3g} {units[0]}'
 
 
 def _range(low: int, high: int) -> str:
-  return str(low) if low == high else f"{low} to {high}"
+  return str(low) if low == high else f'{low} to {high}'
 
 
 def _bubble(plan: plan_lib.Plan) -> float:

@@ -4,4 +4,4 @@ from lingvo_gpipe.schedule.action import Action, Schedule
 from lingvo_gpipe.schedule.gpipe import forward_only, gpipe
 from lingvo_gpipe.schedule.order import global_order
 
-__all__ = ["Action", "Schedule", "forward_only", "global_order", "gpipe"]
+__all__ = ['Action', 'Schedule', 'forward_only', 'global_order', 'gpipe']

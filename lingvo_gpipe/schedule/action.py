@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-FORWARD = "F"
-BACKWARD = "B"
+FORWARD = 'F'
+BACKWARD = 'B'
 
 
 class Action(NamedTuple):
@@ -14,7 +14,7 @@ class Action(NamedTuple):
   micro_batch: int
 
   def __str__(self):
-    return f"{self.stage}{self.kind}{self.micro_batch}"
+    return f'{self.stage}{self.kind}{self.micro_batch}'
 
 
 # For each device, its actions in the order in which it does them.

@@ -10,7 +10,7 @@ takes two of them, and `.` is the bubble:
 
 Every stage but the last does all its forwards before its first backward. The
 last one has nothing to wait for, so its backward follows its forward at once:
-the step is as long as if it did not, and it holds one micro-batch in place of M.
+the step takes as long as otherwise, and the stage holds one micro-batch, not M.
 """
 
 from lingvo_gpipe.schedule.action import BACKWARD, FORWARD, Action, Schedule
@@ -27,7 +27,7 @@ def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
   last = num_stages - 1
   return (
     *filling,
-    tuple(Action(last, kind, i) for i in micro_batches for kind in "FB"),
+    tuple(Action(last, kind, i) for i in micro_batches for kind in 'FB'),
   )
 
 

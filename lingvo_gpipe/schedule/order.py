@@ -30,7 +30,7 @@ def global_order(schedule: Schedule, num_stages: int) -> list[Action]:
         for actions, position in zip(schedule, positions, strict=True)
         if position < len(actions)
       ]
-      raise ValueError(f"the schedule deadlocks at {', '.join(stuck)}")
+      raise ValueError(f'the schedule deadlocks at {", ".join(stuck)}')
     for device in runnable:
       action = schedule[device][positions[device]]
       order.append(action)

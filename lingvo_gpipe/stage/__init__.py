@@ -3,4 +3,4 @@
 from lingvo_gpipe.stage.functions import StageFunctions
 from lingvo_gpipe.stage.stage import Stage, build_stages
 
-__all__ = ["Stage", "StageFunctions", "build_stages"]
+__all__ = ['Stage', 'StageFunctions', 'build_stages']

@@ -39,7 +39,7 @@ class Rng(NamedTuple):
 def out_of_line(function):
   """Wraps `function` as a tf.function that TensorFlow does not inline."""
   return tf.function(
-    function, autograph=False, experimental_attributes={"_noinline": True}
+    function, autograph=False, experimental_attributes={'_noinline': True}
   )
 
 

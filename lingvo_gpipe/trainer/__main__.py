@@ -5,5 +5,5 @@ from lingvo_gpipe import runtime
 with runtime.quiet_tensorflow():
   from lingvo_gpipe.trainer import main
 
-if __name__ == "__main__":
+if __name__ == '__main__':
   main.run()

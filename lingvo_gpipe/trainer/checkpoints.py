@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors
 
-_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-_VARIABLES = "variables/"
+_SUFFIX = '/.ATTRIBUTES/VARIABLE_VALUE'
+_VARIABLES = 'variables/'
 
 
 class Checkpoints:
@@ -33,7 +33,7 @@ class Checkpoints:
       data: the iterator whose position is saved too; None to leave it.
     """
     self._variables = {_key(name): v for name, v in variables.items()}
-    extra = {} if data is None else {"data": data}
+    extra = {} if data is None else {'data': data}
     checkpoint = tf.train.Checkpoint(variables=self._variables, **extra)
     self._checkpoint = checkpoint
     self._manager = tf.train.CheckpointManager(checkpoint, logdir, keep)
@@ -55,7 +55,7 @@ class Checkpoints:
   def _check(self, path):
     shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
     saved = {
-      key.removeprefix(_VARIABLES).removesuffix(_SUFFIX): shape
+      _unescape(key.removeprefix(_VARIABLES).removesuffix(_SUFFIX)): shape
       for key, shape in shapes.items()
       if key.startswith(_VARIABLES)
     }
@@ -68,10 +68,10 @@ class Checkpoints:
     if differing:
       key = differing[0]
       raise errors.UserError(
-        f"{path} is a checkpoint of another model: {len(differing)} variables "
-        f"differ, such as {key} (saved: {saved.get(key, 'none')}, this model: "
-        f"{wanted.get(key, 'none')}). Choose another --logdir, or the --model "
-        "and overrides with which it was saved."
+        f'{path} is a checkpoint of another model: {len(differing)} variables '
+        f'differ, such as {key} (saved: {saved.get(key, "none")}, this model: '
+        f'{wanted.get(key, "none")}). Choose another --logdir, or the --model '
+        'and overrides with which it was saved.'
       )
 
 
@@ -82,9 +82,14 @@ def latest(logdir: str) -> str | None:
 
 def step_of(path: str) -> int:
   """Returns the step at which a checkpoint was saved."""
-  return int(os.path.basename(path).rpartition("-")[2])
+  return int(os.path.basename(path).rpartition('-')[2])
 
 
 def _key(name: str) -> str:
-  """Returns a variable's name as a checkpoint key."""
-  return name.removesuffix(":0").replace("/", ".")
+  """Returns a variable's name as one part of a checkpoint's keys."""
+  return name.removesuffix(':0').replace('/', '-')
+
+
+def _unescape(key: str) -> str:
+  """Undoes TensorFlow's escape of dots in a part of a key."""
+  return key.replace('..', '.')

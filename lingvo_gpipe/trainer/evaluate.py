@@ -35,7 +35,7 @@ class Evaler:
     if limit:
       dataset = dataset.take(-(-limit // input_params.batch_size))
     self._dataset = dataset
-    self._report = reports.MetricsFile(logdir, "eval", restored_step)
+    self._report = reports.MetricsFile(logdir, 'eval', restored_step)
     self._fprop = tf.function(self._FProp, autograph=False)
 
   def _FProp(self, batch):
@@ -52,10 +52,10 @@ class Evaler:
         value, weight = float(value), float(weight)
         sums[name] = sums.get(name, 0.0) + value * weight
         weights[name] = weights.get(name, 0.0) + weight
-    row = {"step": step}
+    row = {'step': step}
     row |= {name: sums[name] / weights[name] for name in sums}
-    row["weight"] = weights["loss"]
-    row["eval_seconds"] = time.monotonic() - started
+    row['weight'] = weights['loss']
+    row['eval_seconds'] = time.monotonic() - started
     self._report.write(row)
     return row
 
@@ -65,12 +65,12 @@ class Evaler:
 
 def describe(row: dict) -> str:
   """Returns the line that tells of an evaluation."""
-  extra = "".join(
-    f", {name} {value:.4f}"
+  extra = ''.join(
+    f', {name} {value:.4f}'
     for name, value in row.items()
-    if name not in ("step", "loss", "weight", "eval_seconds")
+    if name not in ('step', 'loss', 'weight', 'eval_seconds')
   )
-  return f"step {row['step']}: held-out loss {row['loss']:.4f} nats{extra}"
+  return f'step {row["step"]}: held-out loss {row["loss"]:.4f} nats{extra}'
 
 
 def wait_for_checkpoint(

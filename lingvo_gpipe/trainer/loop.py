@@ -10,7 +10,7 @@ from lingvo_gpipe import errors, pipeline_task
 from lingvo_gpipe.trainer import checkpoints, evaluate, reports
 
 # Files of a run that a foreign logdir could hold by accident.
-_RUN_FILES = ("params.txt", "plan.txt", "metrics.jsonl", "eval.jsonl")
+_RUN_FILES = ('params.txt', 'plan.txt', 'metrics.jsonl', 'eval.jsonl')
 
 
 def train(
@@ -45,18 +45,18 @@ def train(
     saver.restore(restored_path)
     step = checkpoints.step_of(restored_path)
   for name, text in texts.items():
-    with open(os.path.join(logdir, name), "w", encoding="utf-8") as file:
+    with open(os.path.join(logdir, name), 'w', encoding='utf-8') as file:
       file.write(text)
   last_step = task.params.train.max_steps
   progress = reports.Progress(step, last_step)
   if restored_path:
-    reports.say(f"resuming from {restored_path}")
+    reports.say(f'resuming from {restored_path}')
   else:
     saver.save(0)
   evaler = None
   if dev_input is not None:
     evaler = evaluate.Evaler(task, dev_input, logdir, step)
-  report = reports.MetricsFile(logdir, "metrics", step)
+  report = reports.MetricsFile(logdir, 'metrics', step)
   train_step = tf.function(task.TrainStep, autograph=False)
   saved = step
   while step < last_step and not stop_requested():
@@ -66,10 +66,10 @@ def train(
     seconds = time.monotonic() - started
     step += 1
     row = {
-      "step": step,
+      'step': step,
       **row,
-      "step_seconds": seconds,
-      "tokens_per_second": row["weight"] / seconds,
+      'step_seconds': seconds,
+      'tokens_per_second': row['weight'] / seconds,
     }
     report.write(row)
     progress.step(row)
@@ -96,14 +96,14 @@ def open_logdir(logdir: str) -> str | None:
   try:
     os.makedirs(logdir, exist_ok=True)
   except OSError as error:
-    raise errors.UserError(f"--logdir={logdir}: {error.strerror}.") from error
+    raise errors.UserError(f'--logdir={logdir}: {error.strerror}.') from error
   if not os.access(logdir, os.W_OK | os.X_OK):
-    raise errors.UserError(f"--logdir={logdir} is not writable.")
+    raise errors.UserError(f'--logdir={logdir} is not writable.')
   path = checkpoints.latest(logdir)
   found = [f for f in _RUN_FILES if os.path.exists(os.path.join(logdir, f))]
   if found and path is None:
     raise errors.UserError(
-      f"--logdir={logdir} holds {', '.join(found)} but no checkpoint, so it is "
-      "not a run that can go on: choose another folder."
+      f'--logdir={logdir} holds {", ".join(found)} but no checkpoint, so it is '
+      'not a run that can go on: choose another folder.'
     )
   return path

@@ -7,7 +7,7 @@ import sys
 from absl import app, flags
 from absl import logging as absl_logging
 
-from lingvo_gpipe import errors, pipeline_task, runtime
+from lingvo_gpipe import errors, pipeline_task, pipelining_layer, runtime
 from lingvo_gpipe.plan import text as plan_text
 from lingvo_gpipe.trainer import (
   checkpoints,
@@ -30,7 +30,7 @@ def run() -> None:
 
 def _main(argv: list[str]) -> int:
   absl_logging.set_verbosity(absl_logging.ERROR)
-  logging.getLogger("tensorflow").setLevel(logging.ERROR)
+  logging.getLogger('tensorflow').setLevel(logging.ERROR)
   try:
     if len(argv) > 1:
       raise errors.UserError(
@@ -38,46 +38,47 @@ def _main(argv: list[str]) -> int:
       )
     _run_jobs()
   except errors.UserError as error:
-    print(f"error: {error}", file=sys.stderr)
+    print(f'error: {error}', file=sys.stderr)
     return 2
   return 0
 
 
 def _run_jobs() -> None:
   if FLAGS.list_models:
-    print("\n".join(models.list_names()))
+    print('\n'.join(models.list_names()))
     return
   if not FLAGS.model:
     raise errors.UserError(
-      "--model is missing; --list_models prints all names."
+      '--model is missing; --list_models prints all names.'
     )
-  unknown = set(FLAGS.job) - {"trainer", "evaler"}
+  unknown = set(FLAGS.job) - {'trainer', 'evaler'}
   if unknown or not FLAGS.job:
     raise errors.UserError(
-      f"--job={','.join(FLAGS.job)}: choose trainer, evaler or both."
+      f'--job={",".join(FLAGS.job)}: choose trainer, evaler or both.'
     )
   key = models.find(FLAGS.model)
-  task_params, train_input = options.model_params(key, "Train")
-  _, dev_input = options.model_params(key, "Dev")
-  if FLAGS.mode == "inspect_params":
+  task_params, train_input = options.model_params(key, 'Train')
+  _, dev_input = options.model_params(key, 'Dev')
+  if FLAGS.mode == 'inspect_params':
     print(task_params.Copy().Set(input=train_input).ToText())
     return
+  pipelining_layer.check_params(task_params.pipeline)
   runtime.configure(task_params.pipeline.num_stages)
   task = task_params.Copy().Set(input=train_input).Instantiate()
   plan = plan_text.to_text(task.Plan())
-  if FLAGS.mode == "inspect_model":
+  if FLAGS.mode == 'inspect_model':
     print(_describe_variables(task) + plan)
     return
   if not FLAGS.logdir:
-    raise errors.UserError("--logdir is missing: where shall the run be kept?")
+    raise errors.UserError('--logdir is missing: where shall the run be kept?')
   stop = stopping.StopRequest()
-  if "trainer" in FLAGS.job:
-    texts = {"params.txt": task_params.ToText(), "plan.txt": plan}
+  if 'trainer' in FLAGS.job:
+    texts = {'params.txt': task_params.ToText(), 'plan.txt': plan}
     loop.train(
       task,
       FLAGS.logdir,
       texts,
-      dev_input if "evaler" in FLAGS.job else None,
+      dev_input if 'evaler' in FLAGS.job else None,
       stop,
       FLAGS.checkpoint_every,
       FLAGS.keep_checkpoints,
@@ -105,7 +106,7 @@ def _evaluate_checkpoints(task, dev_input, stop) -> None:
 def _describe_variables(task: pipeline_task.PipelineTask) -> str:
   """Returns a line a variable: name, shape, type."""
   lines = [
-    f"{v.name:<60} {v.shape.as_list()!s:<16} {v.dtype.name}"
+    f'{v.name:<60} {v.shape.as_list()!s:<16} {v.dtype.name}'
     for v in task.vars.Flatten()
   ]
-  return "\n".join([*lines, "", ""])
+  return '\n'.join([*lines, '', ''])

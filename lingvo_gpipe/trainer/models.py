@@ -10,9 +10,9 @@ from lingvo import model_imports, model_registry
 
 from lingvo_gpipe import errors
 
-_ROOT = "lingvo_gpipe.params"
+_ROOT = 'lingvo_gpipe.params'
 # The registry's keys leave out "params.".
-_KEY_PREFIX = "lingvo_gpipe."
+_KEY_PREFIX = 'lingvo_gpipe.'
 
 
 def find(name: str) -> str:
@@ -25,7 +25,7 @@ def find(name: str) -> str:
   Raises:
     UserError: there is no such model; close names are suggested.
   """
-  if "." in name:
+  if '.' in name:
     # Lingvo prints every place where it looks.
     with contextlib.redirect_stderr(io.StringIO()):
       model_imports.ImportParams(name, _ROOT, require_success=False)
@@ -34,18 +34,18 @@ def find(name: str) -> str:
     if key in registered:
       return key
   close = difflib.get_close_matches(name, list_names(), n=3, cutoff=0.4)
-  hint = f" Did you mean {' or '.join(close)}?" if close else ""
+  hint = f' Did you mean {" or ".join(close)}?' if close else ''
   raise errors.UserError(
-    f"--model={name}: no such model.{hint} --list_models prints all names; a "
-    "module of your own must be importable (set PYTHONPATH) and use "
-    "@model_registry.RegisterSingleTaskModel."
+    f'--model={name}: no such model.{hint} --list_models prints all names; a '
+    'module of your own must be importable (set PYTHONPATH) and use '
+    '@model_registry.RegisterSingleTaskModel.'
   )
 
 
 def list_names() -> list[str]:
   """Returns the names of all models of this package."""
   root = importlib.import_module(_ROOT)
-  for module in pkgutil.walk_packages(root.__path__, _ROOT + "."):
+  for module in pkgutil.walk_packages(root.__path__, _ROOT + '.'):
     importlib.import_module(module.name)
   return sorted(
     key.removeprefix(_KEY_PREFIX)

@@ -9,56 +9,56 @@ from lingvo_gpipe import plan as plan_lib
 FLAGS = flags.FLAGS
 
 flags.DEFINE_string(
-  "model",
+  'model',
   None,
-  "Which model to train: the name of a registered class, as in "
-  "lm.byte_lm.Tiny, or my_models.lm.Big from a module of your own.",
+  'Which model to train: the name of a registered class, as in '
+  'lm.byte_lm.Tiny, or my_models.lm.Big from a module of your own.',
 )
 flags.DEFINE_string(
-  "logdir", None, "Folder for checkpoints, metrics and plots of the run."
+  'logdir', None, 'Folder for checkpoints, metrics and plots of the run.'
 )
 flags.DEFINE_enum(
-  "mode",
-  "sync",
-  ["sync", "inspect_params", "inspect_model"],
-  "sync: run. inspect_params: print all Params. inspect_model: print the "
-  "variables and the plan, and run nothing.",
+  'mode',
+  'sync',
+  ['sync', 'inspect_params', 'inspect_model'],
+  'sync: run. inspect_params: print all Params. inspect_model: print the '
+  'variables and the plan, and run nothing.',
 )
 flags.DEFINE_list(
-  "job",
-  ["trainer", "evaler"],
-  "trainer trains; evaler reports the loss on held-out data: after each "
-  "checkpoint where both are named, else it waits for checkpoints in logdir.",
+  'job',
+  ['trainer', 'evaler'],
+  'trainer trains; evaler reports the loss on held-out data: after each '
+  'checkpoint where both are named, else it waits for checkpoints in logdir.',
 )
 flags.DEFINE_integer(
-  "max_steps", None, "Train up to this step; default: task.train.max_steps."
+  'max_steps', None, 'Train up to this step; default: task.train.max_steps.'
 )
 flags.DEFINE_integer(
-  "num_stages", None, "Stages of the pipeline; default: as the model says."
+  'num_stages', None, 'Stages of the pipeline; default: as the model says.'
 )
 flags.DEFINE_integer(
-  "num_micro_batches",
+  'num_micro_batches',
   None,
-  "Micro-batches in a mini-batch; default: as the model says.",
+  'Micro-batches in a mini-batch; default: as the model says.',
 )
 flags.DEFINE_enum(
-  "remat",
+  'remat',
   None,
   list(plan_lib.REMAT_MODES),
-  "Which activations to recompute in the backward pass; default: as the model "
-  "says.",
+  'Which activations to recompute in the backward pass; default: as the model '
+  'says.',
 )
 flags.DEFINE_integer(
-  "checkpoint_every", 100, "Steps between checkpoints.", lower_bound=1
+  'checkpoint_every', 100, 'Steps between checkpoints.', lower_bound=1
 )
 flags.DEFINE_integer(
-  "keep_checkpoints", 5, "How many checkpoints to keep.", lower_bound=1
+  'keep_checkpoints', 5, 'How many checkpoints to keep.', lower_bound=1
 )
 flags.DEFINE_integer(
-  "seed", None, "Of weights, dropout and shuffling; default: the model's or 0."
+  'seed', None, "Of weights, dropout and shuffling; default: the model's or 0."
 )
-flags.DEFINE_bool("list_models", False, "Print the names of all models.")
-flags.declare_key_flag("model_params_override")
+flags.DEFINE_bool('list_models', False, 'Print the names of all models.')
+flags.declare_key_flag('model_params_override')
 
 
 def model_params(model: str, dataset: str):
@@ -77,17 +77,17 @@ def model_params(model: str, dataset: str):
   try:
     p = model_registry._ModelRegistryHelper.GetParams(model, dataset)
   except (AttributeError, KeyError, TypeError, ValueError) as error:
-    raise errors.UserError(f"--model_params_override: {error}") from error
+    raise errors.UserError(f'--model_params_override: {error}') from error
   task = p.task.Copy()
   if not issubclass(task.cls, pipeline_task.PipelineTask):
     raise errors.UserError(
-      f"--model={FLAGS.model} is a {task.cls.__name__}; the trainer runs "
-      "lingvo_gpipe.pipeline_task.PipelineTask and its subclasses."
+      f'--model={FLAGS.model} is a {task.cls.__name__}; the trainer runs '
+      'lingvo_gpipe.pipeline_task.PipelineTask and its subclasses.'
     )
   if FLAGS.seed is not None:
     task.random_seed = FLAGS.seed
   task.random_seed = task.random_seed or 0
-  for field in ("num_stages", "num_micro_batches", "remat"):
+  for field in ('num_stages', 'num_micro_batches', 'remat'):
     value = FLAGS[field].value
     if value is not None:
       task.pipeline.Set(**{field: value})

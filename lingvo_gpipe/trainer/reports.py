@@ -21,19 +21,19 @@ class MetricsFile:
     Rows of steps after `restored_step` are dropped: they are about to be
     written again by the run that goes on from there.
     """
-    path = os.path.join(logdir, f"{name}.jsonl")
+    path = os.path.join(logdir, f'{name}.jsonl')
     _drop_rows_after(path, restored_step)
-    self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+    self._file = open(path, 'a', encoding='utf-8')  # noqa: SIM115
     self._writer = tf.summary.create_file_writer(os.path.join(logdir, name))
 
   def write(self, row: dict) -> None:
     """Appends `row`, which has a `step`; a NaN becomes a null."""
     finite = {k: v if v == v else None for k, v in row.items()}
-    self._file.write(json.dumps(finite) + "\n")
+    self._file.write(json.dumps(finite) + '\n')
     self._file.flush()
-    with self._writer.as_default(step=row["step"]):
+    with self._writer.as_default(step=row['step']):
       for key, value in row.items():
-        if key != "step":
+        if key != 'step':
           tf.summary.scalar(key, value)
 
   def close(self) -> None:
@@ -52,22 +52,22 @@ class Progress:
     self._bar = None
     if sys.stderr.isatty():
       self._bar = tqdm.tqdm(
-        initial=first_step, total=last_step, unit="step", dynamic_ncols=True
+        initial=first_step, total=last_step, unit='step', dynamic_ncols=True
       )
 
   def step(self, row: dict) -> None:
     """Shows the metrics of a step."""
-    shown = f"loss {row['loss']:.4f}, {row['tokens_per_second']:,.0f} tokens/s"
+    shown = f'loss {row["loss"]:.4f}, {row["tokens_per_second"]:,.0f} tokens/s'
     if self._bar is not None:
       self._bar.set_postfix_str(shown)
-      self._bar.update(row["step"] - self._bar.n)
+      self._bar.update(row['step'] - self._bar.n)
       return
     now = time.monotonic()
-    if now >= self._line_due or row["step"] == self._last_step:
+    if now >= self._line_due or row['step'] == self._last_step:
       self._line_due = now + _LINE_EVERY
-      per_step = (now - self._started) / (row["step"] - self._first_step)
-      left = _duration(per_step * (self._last_step - row["step"]))
-      say(f"step {row['step']}/{self._last_step}, {shown}, {left} left")
+      per_step = (now - self._started) / (row['step'] - self._first_step)
+      left = _duration(per_step * (self._last_step - row['step']))
+      say(f'step {row["step"]}/{self._last_step}, {shown}, {left} left')
 
   def close(self) -> None:
     if self._bar is not None:
@@ -82,23 +82,23 @@ def say(text: str) -> None:
 def _drop_rows_after(path: str, step: int) -> None:
   if not os.path.exists(path):
     return
-  with open(path, encoding="utf-8") as file:
+  with open(path, encoding='utf-8') as file:
     rows = file.readlines()
   kept = [row for row in rows if _step_of_row(row) <= step]
   if kept != rows:
-    with open(path + ".tmp", "w", encoding="utf-8") as file:
+    with open(path + '.tmp', 'w', encoding='utf-8') as file:
       file.writelines(kept)
-    os.replace(path + ".tmp", path)
+    os.replace(path + '.tmp', path)
 
 
 def _step_of_row(row: str) -> float:
   try:
-    return json.loads(row)["step"]
+    return json.loads(row)['step']
   except ValueError:  # A line cut short when the process was killed.
-    return float("inf")
+    return float('inf')
 
 
 def _duration(seconds: float) -> str:
   minutes, seconds = divmod(round(seconds), 60)
   hours, minutes = divmod(minutes, 60)
-  return f"{hours}:{minutes:02d}:{seconds:02d}"
+  return f'{hours}:{minutes:02d}:{seconds:02d}'

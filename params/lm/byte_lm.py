@@ -37,13 +37,13 @@ class ByteLm(base_model_params.SingleTaskModelParams):
   def Task(self):
     dim = self.MODEL_DIM
     embedding = layers.TokenEmbedding.Params().Set(
-      name="embedding",
+      name='embedding',
       model_dim=dim,
       max_time=self.SEQUENCE_LENGTH,
       dropout_prob=self.DROPOUT,
     )
     block = layers.TransformerBlock.Params().Set(
-      name="block",
+      name='block',
       model_dim=dim,
       hidden_dim=4 * dim,
       num_heads=self.NUM_HEADS,
@@ -51,13 +51,13 @@ class ByteLm(base_model_params.SingleTaskModelParams):
       residual_dropout_prob=self.DROPOUT,
       relu_dropout_prob=self.DROPOUT,
     )
-    norm = layers.LayerNorm.Params().Set(name="norm", input_dim=dim)
+    norm = layers.LayerNorm.Params().Set(name='norm', input_dim=dim)
     loss = layers.SoftmaxCrossEntropy.Params().Set(
-      name="softmax", input_dim=dim, bits_metric="bits_per_byte"
+      name='softmax', input_dim=dim, bits_metric='bits_per_byte'
     )
-    p = pipeline_task.PipelineTask.Params().Set(name="byte_lm")
+    p = pipeline_task.PipelineTask.Params().Set(name='byte_lm')
     p.pipeline = pipelining_layer.PipeliningLayer.Params().Set(
-      name="pipeline",
+      name='pipeline',
       layer_tpl=[embedding, *[block] * self.NUM_BLOCKS, norm],
       loss_tpl=loss,
       num_stages=self.NUM_STAGES,

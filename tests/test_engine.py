@@ -1,0 +1,85 @@
+"""What the graph of a step is made of."""
+
+import itertools
+
+import helpers
+import pytest
+import small_models
+import tensorflow as tf
+
+_CALLS = ('PartitionedCall', 'StatefulPartitionedCall')
+
+
+class OneBlock(small_models.Micro):
+  NUM_BLOCKS = 4
+
+
+class ManyBlocks(small_models.Micro):
+  NUM_BLOCKS = 12
+
+
+def _graph(model, **pipeline):
+  task = helpers.make_task(model, num_stages=4, **pipeline)
+
+  def forward_backward(batch):
+    inputs, targets = task._SplitBatch(batch)
+    metrics, gradients = task.pipeline.ForwardBackward(
+      task.theta.pipeline, inputs, targets
+    )
+    return metrics, gradients
+
+  step = tf.function(forward_backward, autograph=False)
+  batch = next(iter(task.input.datasource.GetDataset()))
+  return step.get_concrete_function(batch).graph
+
+
+def _num_calls(graph):
+  return sum(op.type in _CALLS for op in graph.get_operations())
+
+
+@pytest.mark.parametrize('remat', ['none', 'full', 'except_last'])
+def test_calls_grow_with_micro_batches_not_with_layers(remat):
+  few, many = (
+    _graph(model, num_micro_batches=4, remat=remat)
+    for model in (OneBlock, ManyBlocks)
+  )
+  assert _num_calls(few) == _num_calls(many)
+  twice = _graph(OneBlock, num_micro_batches=8, remat=remat)
+  assert _num_calls(twice) - _num_calls(few) <= 3 * 4 * 4
+  # Beyond calls, nodes are a few for each variable and none per layer call.
+  per_variable = len(many.get_operations()) - len(few.get_operations())
+  assert per_variable <= 4 * 8 * 10
+
+
+def test_actions_of_a_device_follow_each_other():
+  graph = _graph(OneBlock, num_micro_batches=4, remat='full')
+  for k in range(4):
+    calls = [
+      op
+      for op in graph.get_operations()
+      if op.type in _CALLS and op.device.endswith(f'CPU:{k}')
+    ]
+    # Four forwards, zeros for the gradients, four backwards; then come the
+    # calls that only look at results.
+    for before, after in itertools.pairwise(calls[:9]):
+      assert before in _ancestors(after)
+
+
+def _ancestors(op):
+  """Returns all ops that must run before `op`."""
+  found, pending = set(), [op]
+  while pending:
+    op = pending.pop()
+    for before in [t.op for t in op.inputs] + list(op.control_inputs):
+      if before not in found:
+        found.add(before)
+        pending.append(before)
+  return found
+
+
+def test_stages_see_values_not_variables():
+  # A stage that read the global step itself could see that of the next step.
+  graph = _graph(OneBlock, num_micro_batches=4, remat='except_last')
+  for op in graph.get_operations():
+    if op.type in _CALLS:
+      assert all(t.dtype != tf.resource for t in op.inputs), op.name
