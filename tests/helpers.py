@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 from lingvo.core import py_utils
 
-from lingvo_gpipe import pipeline_task
+from lingvo_gpipe import pipeline_task, randomness
 
 
 def make_task(model, **pipeline) -> pipeline_task.PipelineTask:
@@ -23,6 +23,40 @@ def losses(model, steps: int, **pipeline) -> list[np.float32]:
   step = tf.function(task.TrainStep, autograph=False)
   batches = iter(task.input.datasource.GetDataset())
   return [step(next(batches)).loss.numpy() for _ in range(steps)]
+
+
+def plain_losses(model, steps: int) -> list[np.float32]:
+  """Trains the model's layers on one device, whole batches, under a tape.
+
+  Uses none of the pipeline: layer after layer, TensorFlow's own gradients, and
+  the Learner as Lingvo uses it.
+  """
+  task = make_task(model, num_stages=1)
+  task.CreateSlots()
+  task.learners[0]._CustomComputeGradientsFn = lambda: None
+  py_utils.GetGlobalStep().assign(0)
+
+  @tf.function(autograph=False)
+  def step(batch):
+    micro_batch = randomness.MicroBatch(
+      step=tf.convert_to_tensor(py_utils.GetGlobalStep()),
+      first_example=tf.constant(0, tf.int64),
+      num_examples=batch.ids.shape[0],
+    )
+    with py_utils.GradientTape():
+      args = (batch.ids,)
+      for name, layer in task.pipeline.children.items():
+        if name == 'softmax':
+          args += (batch.labels, batch.weights)
+        seed = tf.constant(randomness.layer_seed(1, name), tf.int64)
+        with randomness.scope(name, seed, micro_batch):
+          args = (layer.FProp(layer.theta, *args),)
+      task.learners[0].Apply(args[0], task.vars.pipeline)
+    py_utils.GetGlobalStep().assign_add(1)
+    return args[0].loss[0]
+
+  batches = iter(task.input.datasource.GetDataset())
+  return [step(next(batches)).numpy() for _ in range(steps)]
 
 
 def relative_difference(a, b) -> np.ndarray:

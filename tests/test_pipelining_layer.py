@@ -7,7 +7,7 @@ import small_models
 import tensorflow as tf
 from lingvo.core import base_layer, builder_layers, gpipe, layers, py_utils
 
-from lingvo_gpipe import errors, pipelining_layer, randomness
+from lingvo_gpipe import errors, pipelining_layer
 from lingvo_gpipe import layers as our_layers
 
 _STEPS = 6
@@ -107,34 +107,7 @@ def test_losses_agree_for_every_number_of_micro_batches(
 
 
 def test_losses_agree_with_a_plain_loop(reference):
-  """One device, one batch, no pipeline: just the layers under a tape."""
-  task = helpers.make_task(small_models.Micro, num_stages=1)
-  task.CreateSlots()
-  pipeline = task.pipeline
-  py_utils.GetGlobalStep().assign(0)
-  found = []
-  for step, batch in zip(
-    range(_STEPS), task.input.datasource.GetDataset(), strict=False
-  ):
-    micro_batch = randomness.MicroBatch(
-      tf.constant(step, tf.int64),
-      tf.constant(0, tf.int64),
-      batch.ids.shape[0],
-    )
-    with py_utils.GradientTape():
-      args = (batch.ids,)
-      for name in pipeline.children:
-        if name == 'softmax':
-          args += (batch.labels, batch.weights)
-        seed = randomness.layer_seed(1, name)
-        with randomness.scope(name, tf.constant(seed, tf.int64), micro_batch):
-          child = pipeline.children[name]
-          args = (child.FProp(child.theta, *args),)
-      metrics = args[0]
-      task.learners[0]._CustomComputeGradientsFn = lambda: None
-      task.learners[0].Apply(metrics, task.vars.pipeline)
-    py_utils.GetGlobalStep().assign_add(1)
-    found.append(metrics.loss[0].numpy())
+  found = helpers.plain_losses(small_models.Micro, _STEPS)
   assert helpers.relative_difference(found, reference).max() < 1e-5
 
 

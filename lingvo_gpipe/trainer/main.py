@@ -7,7 +7,7 @@ import sys
 from absl import app, flags
 from absl import logging as absl_logging
 
-from lingvo_gpipe import errors, pipeline_task, pipelining_layer, runtime
+from lingvo_gpipe import errors, pipeline_task, pipelining_params, runtime
 from lingvo_gpipe.plan import text as plan_text
 from lingvo_gpipe.trainer import (
   checkpoints,
@@ -62,7 +62,7 @@ def _run_jobs() -> None:
   if FLAGS.mode == 'inspect_params':
     print(task_params.Copy().Set(input=train_input).ToText())
     return
-  pipelining_layer.check_params(task_params.pipeline)
+  pipelining_params.check(task_params.pipeline)
   runtime.configure(task_params.pipeline.num_stages)
   task = task_params.Copy().Set(input=train_input).Instantiate()
   plan = plan_text.to_text(task.Plan())

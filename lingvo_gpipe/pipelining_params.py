@@ -1,0 +1,122 @@
+"""The fields of a PipeliningLayer, what they mean and how they may be set."""
+
+import itertools
+
+from lingvo_gpipe import errors, layer_list
+from lingvo_gpipe import plan as plan_lib
+
+
+def define(p) -> None:
+  """Adds the fields of a PipeliningLayer to `p`."""
+  p.Define(
+    'layer_tpl',
+    [],
+    'The network as a list of layer Params, each taking what the one before '
+    'returns. Cut into num_stages stages of equal cost.',
+  )
+  p.Define(
+    'cell_tpl',
+    [],
+    'In place of layer_tpl: the stages, ready cut, a layer or a '
+    'gpipe.FeatureExtractionLayer for each.',
+  )
+  p.Define(
+    'before_tpl', [], 'Layers that run before cell_tpl, on the first stage.'
+  )
+  p.Define(
+    'loss_tpl',
+    None,
+    'The layer that ends the last stage: FProp(theta, *outputs, *targets) '
+    'returns a NestedMap of metrics, each (average, weight).',
+  )
+  p.Define('loss_name', 'loss', 'Which of the metrics of loss_tpl to minimise.')
+  p.Define(
+    'num_stages',
+    1,
+    'How many stages to cut layer_tpl into; each has its device.',
+  )
+  p.Define(
+    'num_micro_batches',
+    1,
+    'How many micro-batches to split the mini-batch into, sizes differing by '
+    'at most one example. More of them shrink the bubble; 4 a stage is good.',
+  )
+  p.Define(
+    'micro_batch_size',
+    None,
+    'Examples in a micro-batch; if set, num_micro_batches follows from it.',
+  )
+  p.Define('batch_dim', 0, 'The dimension of all tensors that is the batch.')
+  p.Define(
+    'remat',
+    'except_last',
+    'Which activations to recompute in the backward pass: "none" (fastest, '
+    'most memory), "full" (a stage keeps its input alone), or "except_last" '
+    '(as full, but not where backward follows forward at once).',
+  )
+  p.Define(
+    'devices',
+    None,
+    'TensorFlow device of each stage; by default the GPUs, or else virtual '
+    'CPU devices.',
+  )
+  p.Define(
+    'input_specs',
+    None,
+    'tf.TensorSpec of each FProp argument, for a whole mini-batch; needed to '
+    'weigh the layers. Without it layer_tpl is cut by number of layers.',
+  )
+  p.Define(
+    'target_specs',
+    (),
+    'tf.TensorSpec of each argument of loss_tpl after the outputs.',
+  )
+  p.Define(
+    'nested_map_fprop',
+    False,
+    'As in Lingvo, where stages that exchange a NestedMap need it; '
+    'here tensors, tuples and NestedMaps pass either way.',
+  )
+
+
+def check(p) -> None:
+  """Raises a UserError if the Params of a PipeliningLayer contradict."""
+  if bool(p.layer_tpl) == bool(p.cell_tpl):
+    raise errors.UserError(
+      f'{p.name}: set one of layer_tpl (a list of layers to be cut) and '
+      'cell_tpl (ready-cut stages).'
+    )
+  if p.remat not in plan_lib.REMAT_MODES:
+    raise errors.UserError(
+      f'{p.name}.remat={p.remat!r}: choose one of '
+      f'{", ".join(plan_lib.REMAT_MODES)}.'
+    )
+  for field in ('num_stages', 'num_micro_batches'):
+    if p.Get(field) < 1:
+      raise errors.UserError(f'{p.name}.{field}={p.Get(field)}: at least 1.')
+  if p.cell_tpl and p.num_stages not in (1, len(p.cell_tpl)):
+    raise errors.UserError(
+      f'{p.name}.num_stages={p.num_stages}, but cell_tpl is cut into '
+      f'{len(p.cell_tpl)} stages: put the layers into layer_tpl to cut anew.'
+    )
+  num_layers = len(list_layers(p)[0])
+  if p.num_stages > num_layers:
+    raise errors.UserError(
+      f'num_stages={p.num_stages}, but there are only {num_layers} layers: set '
+      f'num_stages to {num_layers} or less.'
+    )
+
+
+def list_layers(p):
+  """Returns all layers, copied and named, and the stages if they are cut."""
+  cells = [layer_list.flatten([cell]) for cell in p.cell_tpl]
+  cells = cells or [layer_list.flatten(p.layer_tpl)]
+  cells[0] = layer_list.flatten(p.before_tpl) + cells[0]
+  if p.loss_tpl:
+    cells[-1].append(p.loss_tpl.Copy())
+  layers = [layer for cell in cells for layer in cell]
+  layer_list.give_unique_names(layers)
+  if not p.cell_tpl:
+    return layers, None
+  stops = list(itertools.accumulate(len(cell) for cell in cells))
+  return layers, [range(a, b) for a, b in itertools.pairwise([0, *stops])]

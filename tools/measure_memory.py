@@ -1,0 +1,107 @@
+"""Measures the memory that activations take, for each remat.
+
+    python tools/measure_memory.py [--model=lm.byte_lm.Small] [--runs=3]
+
+For each remat a fresh process builds the model on K stages, runs forward and
+backward once to trace them, gives freed memory back to the system
+(malloc_trim), and runs them again. Reported is how far the peak of that run
+(VmHWM) rises above what was resident before it, less the bytes of the running
+gradients, which are the same for every remat.
+"""
+
+import ctypes
+import json
+import re
+import statistics
+import subprocess
+import sys
+
+from absl import app, flags
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string('measured_model', 'lm.byte_lm.Small', 'Which model.')
+flags.DEFINE_integer('stages', 4, 'K.')
+flags.DEFINE_integer('micro_batches', 8, 'M.')
+flags.DEFINE_integer('runs', 3, 'How often to measure each remat.')
+flags.DEFINE_string('only', None, 'Measure this remat, once, in this process.')
+
+
+def main(unused_argv):
+  if FLAGS.only:
+    print(json.dumps(_measure(FLAGS.only)))
+    return
+  medians = {}
+  for remat in ('none', 'except_last', 'full'):
+    found = [_measure_in_process(remat) for _ in range(FLAGS.runs)]
+    medians[remat] = statistics.median(found)
+    print(
+      f'{remat:<12} activations {medians[remat]:7.1f} MB, '
+      f'{medians[remat] / medians["none"]:.2f} of none '
+      f'(runs: {", ".join(f"{mb:.1f}" for mb in found)})',
+      flush=True,
+    )
+
+
+def _measure_in_process(remat):
+  sizes = [
+    f'--{name}={FLAGS[name].value}'
+    for name in ('measured_model', 'stages', 'micro_batches')
+  ]
+  output = subprocess.run(
+    [sys.executable, __file__, f'--only={remat}', *sizes],
+    check=True,
+    capture_output=True,
+    text=True,
+  ).stdout
+  return json.loads(output.splitlines()[-1])
+
+
+def _measure(remat):
+  """Returns the megabytes of activations of one step."""
+  from lingvo_gpipe import runtime
+
+  with runtime.quiet_tensorflow():
+    import tensorflow as tf
+
+    from lingvo_gpipe.trainer import models
+  runtime.configure(FLAGS.stages)
+  from lingvo import model_registry
+
+  key = models.find(FLAGS.measured_model)
+  p = model_registry._ModelRegistryHelper.GetParams(key, 'Train')
+  p.task.Set(input=p.input, random_seed=0)
+  p.task.pipeline.Set(
+    num_stages=FLAGS.stages,
+    num_micro_batches=FLAGS.micro_batches,
+    remat=remat,
+  )
+  task = p.task.Instantiate()
+  batch = next(iter(task.input.datasource.GetDataset()))
+
+  @tf.function(autograph=False)
+  def run(batch):
+    metrics, gradients = task.pipeline.ForwardBackward(
+      task.theta.pipeline, (batch.ids,), (batch.labels, batch.weights)
+    )
+    # Sums stand for the gradients, so that none outlives the step.
+    return metrics.loss[0], [tf.reduce_sum(g) for g in gradients.Flatten()]
+
+  run(batch)
+  ctypes.CDLL('libc.so.6').malloc_trim(0)
+  with open('/proc/self/clear_refs', 'w', encoding='ascii') as file:
+    file.write('5')  # Forgets the peak so far.
+  before = _status('VmRSS')
+  float(run(batch)[0])
+  rise = _status('VmHWM') - before
+  gradients = sum(v.shape.num_elements() * 4 for v in task.vars.Flatten())
+  return (rise - gradients) / 1e6
+
+
+def _status(field):
+  """Returns a field of this process's status, in bytes."""
+  with open('/proc/self/status', encoding='ascii') as file:
+    return int(re.search(rf'{field}:\s+(\d+) kB', file.read()).group(1)) * 1024
+
+
+if __name__ == '__main__':
+  app.run(main)
