@@ -6,11 +6,13 @@ For each remat a fresh process builds the model on K stages, runs forward and
 backward once to trace them, gives freed memory back to the system
 (malloc_trim), and runs them again. Reported is how far the peak of that run
 (VmHWM) rises above what was resident before it, less the bytes of the running
-gradients, which are the same for every remat.
+gradients, which are the same for every remat. TensorFlow's allocator for oneDNN
+never gives memory back, so the measurement runs without oneDNN.
 """
 
 import ctypes
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -52,6 +54,7 @@ def _measure_in_process(remat):
     check=True,
     capture_output=True,
     text=True,
+    env={**os.environ, 'TF_ENABLE_ONEDNN_OPTS': '0'},
   ).stdout
   return json.loads(output.splitlines()[-1])
 
