@@ -43,7 +43,7 @@ class PipeliningLayer(base_layer.BaseLayer):
     p = self.params
     pipelining_params.check(p)
     self._layer_params, cuts = pipelining_params.list_layers(p)
-    num_stages = len(cuts) if cuts else p.num_stages
+    num_stages = pipelining_params.num_stages(p)
     self._devices = tuple(p.devices or devices.stage_devices(num_stages))
     if len(self._devices) != num_stages:
       raise errors.UserError(

@@ -107,6 +107,11 @@ def check(p) -> None:
     )
 
 
+def num_stages(p) -> int:
+  """Returns the number of stages, however they are given."""
+  return len(p.cell_tpl) or p.num_stages
+
+
 def list_layers(p):
   """Returns all layers, copied and named, and the stages if they are cut."""
   cells = [layer_list.flatten([cell]) for cell in p.cell_tpl]

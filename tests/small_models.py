@@ -1,6 +1,7 @@
 """Models small enough for a test; also importable by the trainer binary."""
 
 from lingvo import model_registry
+from lingvo.core import base_model_params
 from lingvo_gpipe.params.lm import byte_lm
 
 
@@ -21,3 +22,11 @@ class Other(Micro):
   """Of another size, so that its checkpoints do not fit Micro."""
 
   MODEL_DIM = 8
+
+
+@model_registry.RegisterSingleTaskModel
+class NoInput(base_model_params.SingleTaskModelParams):
+  """Has a task alone."""
+
+  def Task(self):
+    return Micro().Task()

@@ -212,6 +212,7 @@ def test_overrides_reach_the_params(capsys):
     ([], '--model is missing'),
     (['--model=lm.byte_lm.Tny'], 'Did you mean lm.byte_lm.Tiny'),
     (['--model=nothing'], 'no such model'),
+    (['--model=small_models.NoInput'], 'define Train() in its class'),
     ([f'--model={_MODEL}'], '--logdir is missing'),
     ([f'--model={_MODEL}', '--job=tester'], '--job=tester'),
     ([f'--model={_MODEL}', 'stray'], 'Unknown argument "stray"'),

@@ -192,10 +192,11 @@ def _run_ours():
 
 
 def _run_lingvo():
+  from lingvo_gpipe import lingvo_native
+
+  lingvo_native.install()
   import tensorflow.compat.v1 as tf
   from lingvo.core import cluster_factory, gpipe, py_utils
-
-  import lingvo_gpipe  # noqa: F401  Makes Lingvo importable everywhere.
 
   flags.FLAGS.set_default('stateless_vars_init', True)
 

@@ -58,13 +58,16 @@ def _run_jobs() -> None:
     )
   key = models.find(FLAGS.model)
   task_params, train_input = options.model_params(key, 'Train')
-  _, dev_input = options.model_params(key, 'Dev')
+  task_params.input = train_input
+  dev_input = None
+  if 'evaler' in FLAGS.job and FLAGS.mode == 'sync':
+    _, dev_input = options.model_params(key, 'Dev')
   if FLAGS.mode == 'inspect_params':
-    print(task_params.Copy().Set(input=train_input).ToText())
+    print(task_params.ToText())
     return
   pipelining_params.check(task_params.pipeline)
-  runtime.configure(task_params.pipeline.num_stages)
-  task = task_params.Copy().Set(input=train_input).Instantiate()
+  runtime.configure(pipelining_params.num_stages(task_params.pipeline))
+  task = task_params.Instantiate()
   plan = plan_text.to_text(task.Plan())
   if FLAGS.mode == 'inspect_model':
     print(_describe_variables(task) + plan)
@@ -78,7 +81,7 @@ def _run_jobs() -> None:
       task,
       FLAGS.logdir,
       texts,
-      dev_input if 'evaler' in FLAGS.job else None,
+      dev_input,
       stop,
       FLAGS.checkpoint_every,
       FLAGS.keep_checkpoints,

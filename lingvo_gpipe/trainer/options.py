@@ -2,6 +2,7 @@
 
 from absl import flags
 from lingvo import model_registry  # Defines --model_params_override.
+from lingvo.core import base_input_generator
 
 from lingvo_gpipe import errors, pipeline_task
 from lingvo_gpipe import plan as plan_lib
@@ -84,6 +85,8 @@ def model_params(model: str, dataset: str):
       f'--model={FLAGS.model} is a {task.cls.__name__}; the trainer runs '
       'lingvo_gpipe.pipeline_task.PipelineTask and its subclasses.'
     )
+  if task.pipeline is None:
+    raise errors.UserError(f'--model={FLAGS.model}: task.pipeline is not set.')
   if FLAGS.seed is not None:
     task.random_seed = FLAGS.seed
   task.random_seed = task.random_seed or 0
@@ -93,6 +96,12 @@ def model_params(model: str, dataset: str):
       task.pipeline.Set(**{field: value})
   if FLAGS.max_steps is not None:
     task.train.max_steps = FLAGS.max_steps
+  if p.input.cls is base_input_generator.BaseSequenceInputGenerator:
+    raise errors.UserError(
+      f'--model={FLAGS.model} has no input for {dataset}: define '
+      f'{dataset}() in its class'
+      + (', or train with --job=trainer.' if dataset != 'Train' else '.')
+    )
   input_params = p.input.Copy()
   if input_params.random_seed is None:
     input_params.random_seed = task.random_seed
