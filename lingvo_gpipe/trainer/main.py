@@ -20,7 +20,6 @@ from lingvo_gpipe.trainer import (
 )
 
 FLAGS = flags.FLAGS
-flags.adopt_module_key_flags(options)
 
 
 def run() -> None:
