@@ -84,7 +84,6 @@ class PipelineTask(base_model.BaseTask):
 
   def CreateSlots(self) -> dict[str, tf.Variable]:
     """Creates the optimizers' variables; returns all of the task's, by name."""
-
     # Optimizers create their variables when first traced; nothing is run.
     with tf.__internal__.FuncGraph('slots').as_default():
       with _without_summaries():

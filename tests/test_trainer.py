@@ -14,7 +14,7 @@ from absl import flags
 from absl.testing import flagsaver
 from lingvo.core import py_utils
 
-from lingvo_gpipe.trainer import main
+from lingvo_gpipe.trainer import checkpoints, main
 
 _HERE = pathlib.Path(__file__).parent
 _MODEL = 'small_models.Micro'
@@ -156,10 +156,15 @@ def test_a_killed_run_goes_on_from_its_checkpoint(straight_run, tmp_path):
 
 
 def test_the_evaler_alone_evaluates_checkpoints(capsys, tmp_path):
-  _train(capsys, tmp_path, '--job=trainer')
+  _train(capsys, tmp_path)
+  before = _rows(tmp_path, 'eval')
   status, written = _train(capsys, tmp_path, '--job=evaler')
   assert status == 0, written
-  assert [row['step'] for row in _rows(tmp_path, 'eval')] == [3]
+  # What was reported before stays, and the same weights give the same loss.
+  first, second = _rows(tmp_path, 'eval')
+  assert [first] == before
+  assert first['step'] == second['step'] == 3
+  assert first['loss'] == second['loss']
 
 
 def test_a_finished_run_is_left_as_it_is(capsys, tmp_path):
@@ -261,6 +266,20 @@ def test_a_folder_that_is_no_run_is_refused_and_left_alone(capsys, tmp_path):
   assert 'holds metrics.jsonl but no checkpoint' in written
   assert [p.name for p in tmp_path.iterdir()] == ['metrics.jsonl']
   assert (tmp_path / 'metrics.jsonl').read_text() == 'mine'
+
+
+def test_a_checkpoint_comes_before_all_else(capsys, tmp_path, monkeypatch):
+  """So that a run killed at any instant leaves a folder it can go on from."""
+  real_save = checkpoints.Checkpoints.save
+
+  def save(self, step):
+    if step == 0:
+      assert not list(tmp_path.iterdir())
+    return real_save(self, step)
+
+  monkeypatch.setattr(checkpoints.Checkpoints, 'save', save)
+  status, written = _train(capsys, tmp_path, '--job=trainer', max_steps=1)
+  assert status == 0, written
 
 
 def test_a_nan_skips_the_update(capsys, tmp_path, monkeypatch):

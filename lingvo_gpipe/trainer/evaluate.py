@@ -17,7 +17,7 @@ class Evaler:
     task: pipeline_task.PipelineTask,
     input_params,
     logdir: str,
-    restored_step: int,
+    restored_step: float,
   ):
     """Sets up the input.
 

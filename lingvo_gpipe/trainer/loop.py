@@ -44,15 +44,14 @@ def train(
   if restored_path:
     saver.restore(restored_path)
     step = checkpoints.step_of(restored_path)
+    reports.say(f'resuming from {restored_path}')
+  else:
+    saver.save(0)
   for name, text in texts.items():
     with open(os.path.join(logdir, name), 'w', encoding='utf-8') as file:
       file.write(text)
   last_step = task.params.train.max_steps
   progress = reports.Progress(step, last_step)
-  if restored_path:
-    reports.say(f'resuming from {restored_path}')
-  else:
-    saver.save(0)
   evaler = None
   if dev_input is not None:
     evaler = evaluate.Evaler(task, dev_input, logdir, step)

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import sys
 
 from absl import app, flags
@@ -92,7 +93,8 @@ def _run_jobs() -> None:
 def _evaluate_checkpoints(task, dev_input, stop) -> None:
   """Evaluates each checkpoint that appears, until the last step."""
   restorer = checkpoints.Checkpoints(FLAGS.logdir, task.CreateSlots())
-  evaler = evaluate.Evaler(task, dev_input, FLAGS.logdir, restored_step=-1)
+  # It goes back on nothing, so all earlier reports stay.
+  evaler = evaluate.Evaler(task, dev_input, FLAGS.logdir, math.inf)
   with contextlib.closing(evaler):
     path = None
     step = -1

@@ -15,7 +15,7 @@ _LINE_EVERY = 5.0
 class MetricsFile:
   """A file of one JSON object a line, and the same numbers in TensorBoard."""
 
-  def __init__(self, logdir: str, name: str, restored_step: int):
+  def __init__(self, logdir: str, name: str, restored_step: float):
     """Opens `<name>.jsonl` and an event file in the folder `<name>`.
 
     Rows of steps after `restored_step` are dropped: they are about to be
@@ -79,7 +79,7 @@ def say(text: str) -> None:
   tqdm.tqdm.write(text, file=sys.stderr)
 
 
-def _drop_rows_after(path: str, step: int) -> None:
+def _drop_rows_after(path: str, step: float) -> None:
   if not os.path.exists(path):
     return
   with open(path, encoding='utf-8') as file:
