@@ -17,6 +17,7 @@ setuptools.setup(
   install_requires=[
     'absl-py>=2.1',
     'lingvo>=0.14.2',
+    'matplotlib>=3.8',
     'tensorflow>=2.21',
     'tqdm>=4.66',
   ],

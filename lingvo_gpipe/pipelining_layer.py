@@ -17,7 +17,8 @@ from lingvo_gpipe import plan as plan_lib
 from lingvo_gpipe import schedule as schedule_lib
 from lingvo_gpipe import stage as stage_lib
 from lingvo_gpipe.engine import mpmd
-from lingvo_gpipe.stage import functions as stage_functions
+from lingvo_gpipe.engine import stopwatch as stopwatch_lib
+from lingvo_gpipe.stage import graph_part
 
 
 class PipeliningLayer(base_layer.BaseLayer):
@@ -43,31 +44,32 @@ class PipeliningLayer(base_layer.BaseLayer):
     p = self.params
     pipelining_params.check(p)
     self._layer_params, cuts = pipelining_params.list_layers(p)
-    num_stages = pipelining_params.num_stages(p)
-    self._devices = tuple(p.devices or devices.stage_devices(num_stages))
-    if len(self._devices) != num_stages:
+    schedule = pipelining_params.make_schedule(p, p.num_micro_batches)
+    device_of = schedule_lib.placement(schedule)
+    self._devices = tuple(p.devices or devices.stage_devices(len(schedule)))
+    if len(self._devices) != len(schedule):
       raise errors.UserError(
-        f'{p.name}.devices names {len(self._devices)} devices for '
-        f'{num_stages} stages.'
+        f'{p.name}.devices names {len(self._devices)} devices, the schedule '
+        f'has {len(schedule)}.'
       )
     # Plans and stages made so far, by what they were made for.
     self._plans, self._stages = {}, {}
-    self._cuts = cuts or self._cut_layers()
-    for device, layers in zip(self._devices, self._cuts, strict=True):
-      with tf.device(device):
+    self._cuts = cuts or self._cut_layers(len(device_of))
+    for device, layers in zip(device_of, self._cuts, strict=True):
+      with tf.device(self._devices[device]):
         for l in layers:
           self.CreateChild(self._layer_params[l].name, self._layer_params[l])
 
-  def _cut_layers(self) -> Sequence[range]:
+  def _cut_layers(self, num_stages: int) -> Sequence[range]:
     p = self.params
     if p.input_specs is None:
-      return partition.cut([1] * len(self._layer_params), len(self._devices))
+      return partition.cut([1] * len(self._layer_params), num_stages)
     traces, _ = plan_lib.trace_network(
       self._layer_params,
       *self._largest_micro_batch(tuple(p.input_specs), tuple(p.target_specs)),
       p.batch_dim,
     )
-    return partition.cut([t.fprop_flops for t in traces], len(self._devices))
+    return partition.cut([t.fprop_flops for t in traces], num_stages)
 
   def FProp(self, theta, *args):
     """Runs the layers, without the loss, and returns what the last returns.
@@ -100,20 +102,24 @@ class PipeliningLayer(base_layer.BaseLayer):
       A NestedMap of metrics, each (average over the mini-batch, weight).
     """
     plan, stages, values = self._prepare(inputs, targets)
-    schedule = schedule_lib.forward_only(
-      plan.num_stages, plan.num_micro_batches
-    )
     theta = self._theta_by_stage(theta, plan)
-    results = mpmd.run(schedule, plan, stages, theta, values, _step())
+    results = mpmd.run(plan.forwards, plan, stages, theta, values, _step())
     return self._combine_metrics(plan, results)
 
-  def ForwardBackward(self, theta, inputs: tuple, targets: tuple = ()):
+  def ForwardBackward(
+    self,
+    theta,
+    inputs: tuple,
+    targets: tuple = (),
+    stopwatch: stopwatch_lib.Stopwatch | None = None,
+  ):
     """Runs one mini-batch forward and backward through the pipeline.
 
     Args:
       theta: weights of the layers by name.
       inputs: arguments of the first layer.
       targets: arguments of the loss layer after the outputs.
+      stopwatch: to note when each action runs.
 
     Returns:
       (metrics, gradients): metrics as from FPropLoss, and for each layer by
@@ -122,9 +128,10 @@ class PipeliningLayer(base_layer.BaseLayer):
       train.
     """
     plan, stages, values = self._prepare(inputs, targets)
-    schedule = schedule_lib.gpipe(plan.num_stages, plan.num_micro_batches)
     theta = self._theta_by_stage(theta, plan)
-    results = mpmd.run(schedule, plan, stages, theta, values, _step())
+    results = mpmd.run(
+      plan.schedule, plan, stages, theta, values, _step(), stopwatch
+    )
     metrics = self._combine_metrics(plan, results)
     total_weight = metrics[self.params.loss_name][1]
     factor = tf.math.reciprocal_no_nan(total_weight)
@@ -148,11 +155,19 @@ class PipeliningLayer(base_layer.BaseLayer):
         layers = layers[:-1]
         stages = [range(s.start, min(s.stop, len(layers))) for s in stages]
       cuts = [stage for stage in stages if stage]
+      sizes = micro_batches.sizes(
+        p, micro_batches.batch_size(inputs, p.batch_dim)
+      )
+      schedule = pipelining_params.make_schedule(p, len(sizes))
+      if not with_loss:
+        device_of = schedule_lib.placement(schedule)[: len(cuts)]
+        schedule = schedule_lib.forward_only(device_of, len(sizes))
       self._plans[key] = plan_lib.make_plan(
         layers,
         *self._largest_micro_batch(inputs, targets),
-        micro_batches.sizes(p, micro_batches.batch_size(inputs, p.batch_dim)),
-        self._devices[: len(cuts)],
+        sizes,
+        schedule,
+        self._devices,
         p.remat,
         p.batch_dim,
         cuts,
@@ -193,7 +208,7 @@ class PipeliningLayer(base_layer.BaseLayer):
     values = [{} for _ in plan.micro_batch_sizes]
     for v, leaf in zip(plan.wiring.inputs, leaves, strict=True):
       if v is not None:
-        with tf.device(users.get(v, self._devices[-1])):
+        with tf.device(users.get(v, plan.stages[-1].device)):
           parts = micro_batches.split(leaf, plan.micro_batch_sizes, p.batch_dim)
         for of_micro_batch, part in zip(values, parts, strict=True):
           of_micro_batch[v] = part
@@ -214,13 +229,13 @@ class PipeliningLayer(base_layer.BaseLayer):
     return by_stage
 
   def _combine_metrics(self, plan, results):
-    with tf.device(self._devices[-1]):
+    with tf.device(plan.stages[-1].device):
       return _weighted_average(
         [_take(plan.wiring.outputs, values)[0] for values in results.values]
       )
 
 
-@stage_functions.out_of_line
+@graph_part.out_of_line
 def _weighted_average(metrics: Sequence[py_utils.NestedMap]):
   """Joins the metrics of micro-batches into those of the mini-batch."""
   joined = py_utils.NestedMap()

@@ -4,6 +4,7 @@ import itertools
 
 from lingvo_gpipe import errors, layer_list
 from lingvo_gpipe import plan as plan_lib
+from lingvo_gpipe import schedule as schedule_lib
 
 
 def define(p) -> None:
@@ -33,7 +34,29 @@ def define(p) -> None:
   p.Define(
     'num_stages',
     1,
-    'How many stages to cut layer_tpl into; each has its device.',
+    'How many stages to cut layer_tpl into. Each has its device, or several '
+    'share one if the schedule says so.',
+  )
+  p.Define(
+    'schedule',
+    '1f1b',
+    'Who does what when: "gpipe" (fills, then drains), "1f1b" (as fast, less '
+    'memory), "interleaved" (virtual_stages a device: shorter bubble), "zb1p", '
+    '"zb2p" (backward in two halves: shortest bubble, more memory), or "zbv" '
+    '(as short, two stages a device). `python -m lingvo_gpipe.schedule` shows '
+    'them.',
+  )
+  p.Define(
+    'virtual_stages',
+    None,
+    'Stages a device, of all num_stages; for schedule="interleaved", 2 unless '
+    'set.',
+  )
+  p.Define(
+    'schedule_file',
+    None,
+    'A schedule of your own in place of `schedule`: a text file with one line '
+    'a device, such as "0F0 0F1 0B0 0B1".',
   )
   p.Define(
     'num_micro_batches',
@@ -57,8 +80,8 @@ def define(p) -> None:
   p.Define(
     'devices',
     None,
-    'TensorFlow device of each stage; by default the GPUs, or else virtual '
-    'CPU devices.',
+    'TensorFlow names of the devices of the schedule; by default the GPUs, or '
+    'else virtual CPU devices.',
   )
   p.Define(
     'input_specs',
@@ -99,6 +122,11 @@ def check(p) -> None:
       f'{p.name}.num_stages={p.num_stages}, but cell_tpl is cut into '
       f'{len(p.cell_tpl)} stages: put the layers into layer_tpl to cut anew.'
     )
+  if p.schedule_file and p.micro_batch_size:
+    raise errors.UserError(
+      f'{p.name}: schedule_file is for a fixed number of micro-batches; set '
+      'num_micro_batches in place of micro_batch_size.'
+    )
   num_layers = len(list_layers(p)[0])
   if p.num_stages > num_layers:
     raise errors.UserError(
@@ -110,6 +138,21 @@ def check(p) -> None:
 def num_stages(p) -> int:
   """Returns the number of stages, however they are given."""
   return len(p.cell_tpl) or p.num_stages
+
+
+def make_schedule(p, num_micro_batches: int) -> schedule_lib.Schedule:
+  """Returns the verified schedule that the Params ask for.
+
+  Raises:
+    UserError: there is none for these numbers, or the file is wrong.
+  """
+  return schedule_lib.make_or_read(
+    p.schedule,
+    num_stages(p),
+    num_micro_batches,
+    p.virtual_stages,
+    p.schedule_file,
+  )
 
 
 def list_layers(p):

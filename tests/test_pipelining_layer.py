@@ -268,7 +268,7 @@ def test_layers_are_weighed_by_their_flops():
     ({'num_stages': 6}, 'num_stages=6, but there are only 5 layers'),
     ({'num_micro_batches': 0}, 'num_micro_batches=0: at least 1'),
     ({'remat': 'some'}, "remat='some': choose one of none, full, except_last"),
-    ({'devices': ['/cpu:0']}, 'devices names 1 devices for 2 stages'),
+    ({'devices': ['/cpu:0']}, 'devices names 1 devices, the schedule has 2'),
     ({'cell_tpl': [_block('c')]}, 'set one of layer_tpl'),
   ],
 )

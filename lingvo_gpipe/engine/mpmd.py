@@ -14,7 +14,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from lingvo_gpipe import errors
 from lingvo_gpipe import schedule as schedule_lib
+from lingvo_gpipe.engine import stopwatch as stopwatch_lib
 from lingvo_gpipe.plan import plan as plan_lib
 from lingvo_gpipe.schedule import action as action_lib
 from lingvo_gpipe.stage import Stage
@@ -42,75 +44,120 @@ def run(
   thetas: Sequence[Sequence[tf.Tensor]],
   micro_batches: Sequence[dict[int, tf.Tensor]],
   step: tf.Tensor,
+  stopwatch: stopwatch_lib.Stopwatch | None = None,
 ) -> Results:
   """Runs `schedule` on one mini-batch.
 
+  Gradients are summed over micro-batches from the first to the last, in
+  whatever order the schedule makes them.
+
   Args:
-    schedule: the actions of each device.
+    schedule: verified; the actions of each device.
     plan: of the pipeline.
     stages: built for the plan.
     thetas: the flat weights of each stage.
     micro_batches: for each, value id -> tensor of the network's inputs.
     step: int64 scalar, the global step.
+    stopwatch: to note when each action runs; None to note nothing.
+
+  Raises:
+    UserError: the schedule updates weights, or slices the sequence.
   """
-  runner = _Runner(plan, stages, thetas, micro_batches, step)
+  runner = _Runner(plan, stages, thetas, micro_batches, step, stopwatch)
   for action in schedule_lib.global_order(schedule, plan.num_stages):
-    with runner.turn_of(action.stage):
-      if action.kind == action_lib.FORWARD:
-        runner.forward(action.stage, action.micro_batch)
-      else:
-        runner.backward(action.stage, action.micro_batch)
+    runner.run(action)
   return Results(runner.values, runner.gradients)
 
 
 class _Runner:
   """The tensors in flight while a schedule is unrolled."""
 
-  def __init__(self, plan, stages, thetas, micro_batches, step):
+  def __init__(self, plan, stages, thetas, micro_batches, step, stopwatch=None):
     self._plan = plan
     self._stages = stages
     self._thetas = thetas
     self._step = step
+    self._stopwatch = stopwatch
     # Made before any action, outside of the order of a device.
     self._seeds = [tf.constant(stage.seeds) for stage in stages]
     starts = [0, *itertools.accumulate(plan.micro_batch_sizes)]
     self._starts = [tf.constant(start, tf.int64) for start in starts[:-1]]
-    self._kept = {}
+    self._known = {}
     self._cotangents = collections.defaultdict(dict)
     self._last_ops = {}
+    self._sums = [None] * len(stages)
+    self._next_to_sum = [0] * len(stages)
+    self._early = collections.defaultdict(dict)
     self.values = [dict(values) for values in micro_batches]
-    self.gradients = [None] * len(stages)
+
+  @property
+  def gradients(self):
+    return self._sums
+
+  def run(self, action):
+    """Adds one action to the graph."""
+    runners = {
+      action_lib.FORWARD: self._forward,
+      action_lib.BACKWARD: self._backward,
+      action_lib.INPUT_GRADIENT: self._input_gradient,
+      action_lib.WEIGHT_GRADIENT: self._weight_gradient,
+    }
+    if action.kind not in runners or action.slice or action.version:
+      raise errors.UserError(
+        f'The schedule has {action}; the mpmd engine runs F, B, I and W of '
+        'whole sequences with one version of the weights, and updates them '
+        'after the step.'
+      )
+    runners[action.kind](action)
 
   @contextlib.contextmanager
-  def turn_of(self, k):
-    """Everything inside runs on stage k's device after what ran there last."""
+  def _turn_of(self, action, waits_for):
+    """Everything inside runs on the stage's device after what ran there last.
+
+    Args:
+      action: whose turn it is.
+      waits_for: tensors that come from other actions.
+    """
     graph = tf.compat.v1.get_default_graph()
     num_ops_before = len(graph.get_operations())
-    device = self._stages[k].plan.device
-    before = self._last_ops.get(device)
-    with tf.device(device), tf.control_dependencies([before] if before else []):
-      yield
+    device = self._stages[action.stage].plan.device
+    with tf.device(device):
+      if self._stopwatch:
+        before = self._last_ops.get(device)
+        start = self._stopwatch.start(action, waits_for, before)
+        self._last_ops[device] = start
+      before = self._last_ops.get(device)
+      with tf.control_dependencies([before] if before is not None else []):
+        yield
+      if self._stopwatch:
+        end = self._stopwatch.end(action, self._last_ops[device])
+        self._last_ops[device] = end
     _free_from_program_order(graph, graph.get_operations()[num_ops_before:])
 
-  def forward(self, k, i):
-    stage, theta = self._stages[k], self._thetas[k]
-    inputs = [self.values[i][v] for v in stage.plan.wiring.takes]
-    call = theta, inputs, self._rng(k, i), self._plan.micro_batch_sizes[i]
-    if self._plan.keeps_activations(k, i):
-      outputs, tape = stage.functions.record(*call)
-      self._kept[k, i] = outputs, tape
-    else:
-      outputs = stage.functions.forward(*call)
-    self._ran(k, outputs)
+  def _forward(self, action):
+    k, i = action.stage, action.micro_batch
+    stage = self._stages[k]
+    call = self._call(k, i)
+    with self._turn_of(action, call[1]):
+      if self._plan.keeps_activations(k, i):
+        theta, inputs, rng, _ = call
+        step = stage.functions.step(*call)
+        self._known[k, i] = step.start(theta, [*inputs, *rng])
+        outputs = step.record(self._known[k, i])
+      else:
+        outputs = stage.functions.forward(*call)
+      self._ran(k, outputs)
     # Relays are outputs for the sake of their gradients alone: the values
     # themselves go straight from their maker to their users.
     self.values[i].update(zip(stage.plan.wiring.gives, outputs, strict=False))
 
-  def forward_differentiably(self, k, i):
+  def run_differentiably(self, action):
+    """Adds a forward that TensorFlow can differentiate."""
+    k, i = action.stage, action.micro_batch
     stage = self._stages[k]
     wiring = stage.plan.wiring
-    rng, size = self._rng(k, i), self._plan.micro_batch_sizes[i]
-    num_weights = len(self._thetas[k])
+    theta, inputs, rng, size = self._call(k, i)
+    num_weights = len(theta)
 
     def forward(*flat):
       theta, inputs = flat[:num_weights], flat[num_weights:]
@@ -118,44 +165,91 @@ class _Runner:
 
     if not self._plan.keeps_activations(k, i):
       forward = tf.recompute_grad(forward)
-    inputs = [self.values[i][v] for v in wiring.takes]
-    outputs = forward(*self._thetas[k], *inputs)
-    self._ran(k, outputs)
+    with self._turn_of(action, inputs):
+      outputs = forward(*theta, *inputs)
+      self._ran(k, outputs)
     # Later stages take the relayed values from here, so that TensorFlow sends
     # gradients back the way that `backward` does.
     values = zip(wiring.gives + wiring.relays, outputs, strict=True)
     self.values[i].update(values)
 
-  def backward(self, k, i):
-    stage, theta = self._stages[k], self._thetas[k]
-    wiring = stage.plan.wiring
-    inputs = [self.values[i][v] for v in wiring.takes]
-    cotangents = [self._cotangents[i].pop(v) for v in wiring.awaits]
-    if self.gradients[k] is None:
-      self.gradients[k] = stage.functions.zeros()
-    if (k, i) in self._kept:
-      outputs, tape = self._kept.pop((k, i))
-      dinputs, gradients = stage.functions.replay(
-        tape, theta, inputs, outputs, cotangents
-      )
-      gradients = stage.functions.accumulate(self.gradients[k], gradients)
-    else:
-      dinputs, gradients = stage.functions.backward(
-        theta,
-        inputs,
-        self._rng(k, i),
-        self._plan.micro_batch_sizes[i],
-        cotangents,
-        self.gradients[k],
-      )
-    self._ran(k, gradients or dinputs)
-    self.gradients[k] = gradients
+  def _backward(self, action):
+    k, i = action.stage, action.micro_batch
+    step, known, cotangents = self._way_back(k, i)
+    with self._turn_of(action, [*self._call(k, i)[1], *cotangents]):
+      self._recompute_apart(action, step, known)
+      dinputs, sums = step.backward(known, cotangents, self._sums_for(k, i))
+      self._ran(k, sums or dinputs)
+      self._sum(k, i, sums)
+    self._send_back(k, i, dinputs)
+
+  def _input_gradient(self, action):
+    k, i = action.stage, action.micro_batch
+    step, known, cotangents = self._way_back(k, i)
+    with self._turn_of(action, [*self._call(k, i)[1], *cotangents]):
+      if step.dinputs:
+        self._recompute_apart(action, step, known)
+      dinputs = step.input_gradient(known, cotangents)
+      self._ran(k, dinputs)
+    self._known[k, i] = known
+    self._send_back(k, i, dinputs)
+
+  def _weight_gradient(self, action):
+    k, i = action.stage, action.micro_batch
+    step = self._stages[k].functions.step(*self._call(k, i))
+    known = self._known.pop((k, i))
+    with self._turn_of(action, []):
+      sums = step.weight_gradient(known, self._sums_for(k, i))
+      self._ran(k, sums)
+      self._sum(k, i, sums)
+
+  def _call(self, k, i):
+    """Returns theta, inputs, rng and number of examples of a forward."""
+    inputs = [self.values[i][v] for v in self._stages[k].plan.wiring.takes]
+    rng = stage_functions.Rng(self._seeds[k], self._step, self._starts[i])
+    return self._thetas[k], inputs, rng, self._plan.micro_batch_sizes[i]
+
+  def _way_back(self, k, i):
+    """Returns the Step, what is known of it, and the gradients that came in."""
+    call = self._call(k, i)
+    step = self._stages[k].functions.step(*call)
+    theta, inputs, rng, _ = call
+    known = self._known.pop((k, i), None)
+    if known is None:
+      known = step.start(theta, [*inputs, *rng])
+    awaits = self._stages[k].plan.wiring.awaits
+    return step, known, [self._cotangents[i].pop(v) for v in awaits]
+
+  def _recompute_apart(self, action, step, known):
+    """Under a stopwatch: computes dropped activations again, timed apart."""
+    if self._stopwatch and not step.is_recorded(known):
+      outputs = step.record(known)
+      self._stopwatch.recomputed(action, outputs[0].op)
+
+  def _send_back(self, k, i, dinputs):
     values = self._plan.wiring.values
-    differentiable = [v for v in wiring.takes if values[v].has_gradient]
+    takes = self._stages[k].plan.wiring.takes
+    differentiable = [v for v in takes if values[v].has_gradient]
     self._cotangents[i].update(zip(differentiable, dinputs, strict=True))
 
-  def _rng(self, k, i):
-    return stage_functions.Rng(self._seeds[k], self._step, self._starts[i])
+  def _sums_for(self, k, i):
+    """Returns the sums that micro-batch i is added to, if it is its turn."""
+    if self._sums[k] is None or i != self._next_to_sum[k]:
+      return self._stages[k].functions.zeros()
+    return self._sums[k]
+
+  def _sum(self, k, i, sums):
+    """Notes new sums, and adds those that came too early."""
+    early = self._early[k]
+    early[i] = sums
+    while self._next_to_sum[k] in early:
+      next_sums = early.pop(self._next_to_sum[k])
+      if self._next_to_sum[k] != i:
+        accumulate = self._stages[k].functions.accumulate
+        next_sums = accumulate(self._sums[k], next_sums)
+        self._ran(k, next_sums)
+      self._sums[k] = next_sums
+      self._next_to_sum[k] += 1
 
   def _ran(self, k, outputs):
     """Notes the op that the next action on the device waits for."""
@@ -170,7 +264,7 @@ def _free_from_program_order(graph, ops):
   the schedule has an order of its own.
   """
   for op in ops:
-    if op.type == 'StatefulPartitionedCall':
+    if op.type in ('StatefulPartitionedCall', 'Timestamp'):
       graph.experimental_acd_manager.run_independently(op)
 
 
@@ -186,8 +280,6 @@ def run_differentiably(
   Arguments as for `run`; returns the values of each micro-batch.
   """
   runner = _Runner(plan, stages, thetas, micro_batches, step)
-  schedule = schedule_lib.forward_only(plan.num_stages, plan.num_micro_batches)
-  for action in schedule_lib.global_order(schedule, plan.num_stages):
-    with runner.turn_of(action.stage):
-      runner.forward_differentiably(action.stage, action.micro_batch)
+  for action in schedule_lib.global_order(plan.forwards, plan.num_stages):
+    runner.run_differentiably(action)
   return runner.values

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from lingvo.core import base_layer
 
 from lingvo_gpipe import cost
+from lingvo_gpipe import schedule as schedule_lib
 from lingvo_gpipe.plan import remat as remat_lib
 from lingvo_gpipe.plan import wiring as wiring_lib
 
@@ -33,6 +34,7 @@ class Plan:
     stages: the layers and the device of each stage.
     micro_batch_sizes: number of examples of each micro-batch.
     remat: which activations are recomputed, one of REMAT_MODES.
+    schedule: what each device does, in which order.
   """
 
   names: tuple[str, ...]
@@ -41,6 +43,7 @@ class Plan:
   stages: tuple[StagePlan, ...]
   micro_batch_sizes: tuple[int, ...]
   remat: str
+  schedule: schedule_lib.Schedule
 
   @property
   def num_stages(self) -> int:
@@ -49,6 +52,12 @@ class Plan:
   @property
   def num_micro_batches(self) -> int:
     return len(self.micro_batch_sizes)
+
+  @property
+  def forwards(self) -> schedule_lib.Schedule:
+    """The schedule of forwards alone."""
+    device_of = schedule_lib.placement(self.schedule)
+    return schedule_lib.forward_only(device_of, self.num_micro_batches)
 
   def keeps_activations(self, k: int, i: int) -> bool:
     """Returns whether stage k keeps the activations of micro-batch i."""
@@ -96,19 +105,21 @@ def make_plan(
   inputs: tuple,
   targets: tuple,
   micro_batch_sizes: Sequence[int],
+  schedule: schedule_lib.Schedule,
   devices: Sequence[str],
   remat: str,
   batch_dim: int,
   cuts: Sequence[range],
 ) -> Plan:
-  """Plans a pipeline with a stage for each device.
+  """Plans a pipeline.
 
   Args:
     layers: Params of the layers, named.
     inputs: specs of the first layer's arguments for the largest micro-batch.
     targets: likewise for the loss layer's arguments beyond its inputs.
     micro_batch_sizes: number of examples of each micro-batch.
-    devices: TensorFlow device of each stage.
+    schedule: verified; says which device has which stage.
+    devices: TensorFlow names of the schedule's devices.
     remat: one of REMAT_MODES.
     batch_dim: which dimension counts the examples.
     cuts: the layers of each stage.
@@ -117,14 +128,16 @@ def make_plan(
     UserError: a layer cannot be in a pipeline.
   """
   traces, wiring = trace_network(layers, inputs, targets, batch_dim)
+  device_of = schedule_lib.placement(schedule)
   return Plan(
     names=tuple(p.name for p in layers),
     traces=traces,
     wiring=wiring,
     stages=tuple(
-      StagePlan(wiring.stage(layer_range), device)
-      for layer_range, device in zip(cuts, devices, strict=True)
+      StagePlan(wiring.stage(layer_range), devices[device])
+      for layer_range, device in zip(cuts, device_of, strict=True)
     ),
     micro_batch_sizes=tuple(micro_batch_sizes),
     remat=remat,
+    schedule=schedule,
   )

@@ -1,12 +1,10 @@
 """The functions of a stage, traced once and called for every micro-batch.
 
-    forward(theta, inputs, rng)                         -> outputs
-    backward(theta, inputs, rng, cotangents, gradients) -> dinputs, gradients
+    forward(theta, inputs, rng, num_examples) -> outputs
+    step(...)        -> a Step: forward and backward, in parts
 
-`backward` calls `forward` again under a tape, so what is recomputed comes from
-the very function that computed it first, and keeping activations or not cannot
-change a bit. All are kept out of line: the graph of a step has one node for a
-call however many layers a stage has.
+All are kept out of line: the graph of a step has one node for a call however
+many layers a stage has.
 """
 
 from collections.abc import Sequence
@@ -18,6 +16,8 @@ from lingvo.core import base_layer, py_utils
 from lingvo_gpipe import randomness
 from lingvo_gpipe.layers import call
 from lingvo_gpipe.plan import wiring as wiring_lib
+from lingvo_gpipe.stage import graph_part
+from lingvo_gpipe.stage import step as step_lib
 
 Tensors = Sequence[tf.Tensor]
 
@@ -34,13 +34,6 @@ class Rng(NamedTuple):
   seeds: tf.Tensor
   step: tf.Tensor
   first_example: tf.Tensor
-
-
-def out_of_line(function):
-  """Wraps `function` as a tf.function that TensorFlow does not inline."""
-  return tf.function(
-    function, autograph=False, experimental_attributes={'_noinline': True}
-  )
 
 
 class StageFunctions:
@@ -89,11 +82,11 @@ class StageFunctions:
     ]
     outputs = wiring.gives + wiring.relays
     self._awaiting = [outputs.index(v) for v in wiring.awaits]
-    self.forward = out_of_line(self._forward)
-    self.backward = out_of_line(self._backward)
-    self.accumulate = out_of_line(_add)
-    self.scale = out_of_line(_scale)
-    self.zeros = out_of_line(self._zeros)
+    self._steps = {}
+    self.forward = graph_part.out_of_line(self._forward)
+    self.accumulate = graph_part.out_of_line(_add)
+    self.scale = graph_part.out_of_line(_scale)
+    self.zeros = graph_part.out_of_line(self._zeros)
 
   def pack_gradients(self, gradients: Tensors) -> list[py_utils.NestedMap]:
     """Returns for each layer a NestedMap like its theta, None for no gradient.
@@ -106,50 +99,47 @@ class StageFunctions:
       flat[j] = gradient
     return self._pack(flat)
 
-  def record(
+  def step(
     self, theta: Tensors, inputs: Tensors, rng: Rng, num_examples: int
-  ) -> tuple[list[tf.Tensor], tf.GradientTape]:
-    """Runs forward and keeps its activations, on a tape, for `replay`."""
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-      tape.watch(self._sources(theta, inputs))
-      outputs = self.forward(theta, inputs, rng, num_examples)
-    return outputs, tape
+  ) -> step_lib.Step:
+    """Returns the parts that take a micro-batch like this one through."""
+    if num_examples not in self._steps:
+      self._steps[num_examples] = self._trace_step(
+        theta, inputs, rng, num_examples
+      )
+    return self._steps[num_examples]
 
-  def replay(
-    self,
-    tape: tf.GradientTape,
-    theta: Tensors,
-    inputs: Tensors,
-    outputs: Tensors,
-    cotangents: Tensors,
-  ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Goes back through what `record` kept.
-
-    Args:
-      tape: from `record`, as are `outputs`; `theta`, `inputs` went into it.
-      cotangents: gradients of the values `wiring.awaits`.
-
-    Returns:
-      Gradients of those inputs that have one, and of the trained weights.
-    """
-    targets = [outputs[j] for j in self._awaiting]
-    cotangents = list(cotangents)
-    if self._loss_name is not None:
-      targets.append(outputs[-1])
-      cotangents.append(tf.ones_like(outputs[-1]))
-    gradients = tape.gradient(
-      targets,
-      self._sources(theta, inputs),
-      output_gradients=cotangents,
-      unconnected_gradients=tf.UnconnectedGradients.ZERO,
-    )
-    num_trained = len(self._trained)
-    return gradients[num_trained:], gradients[:num_trained]
-
-  def _sources(self, theta, inputs):
-    return [theta[j] for j in self._trained] + [
-      inputs[j] for j in self._with_gradient
-    ]
+  def _trace_step(self, theta, inputs, rng, num_examples):
+    graph = tf.__internal__.FuncGraph('stage')
+    with graph.as_default():
+      theta, inputs = _placeholders(theta), _placeholders(inputs)
+      rng = Rng(*_placeholders(rng))
+      sources = [theta[j] for j in self._trained]
+      sources += [inputs[j] for j in self._with_gradient]
+      with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(sources)
+        outputs = self._forward(theta, inputs, rng, num_examples)
+      targets = [outputs[j] for j in self._awaiting]
+      cotangents = _placeholders(targets)
+      objective = [] if self._loss_name is None else outputs[-1:]
+      found = tape.gradient(
+        targets + objective,
+        sources,
+        output_gradients=cotangents + [tf.ones_like(t) for t in objective],
+        unconnected_gradients=tf.UnconnectedGradients.ZERO,
+      )
+      num_trained = len(self._trained)
+      gradients = _placeholders(found[:num_trained])
+      return step_lib.Step(
+        graph=graph,
+        theta=theta,
+        inputs=[*inputs, *rng],
+        cotangents=cotangents,
+        gradients=gradients,
+        outputs=outputs,
+        dinputs=found[num_trained:],
+        sums=_add(gradients, found[:num_trained]),
+      )
 
   def _pack(self, flat):
     """Splits a stage's flat list and packs each layer's part like its theta."""
@@ -159,12 +149,6 @@ class StageFunctions:
       packed.append(template.Pack(flat[start:stop]))
       start = stop
     return packed
-
-  def _backward(self, theta, inputs, rng, num_examples, cotangents, gradients):
-    """Recomputes forward, goes back, adds to the running `gradients`."""
-    outputs, tape = self.record(theta, inputs, rng, num_examples)
-    dinputs, added = self.replay(tape, theta, inputs, outputs, cotangents)
-    return dinputs, self.accumulate(gradients, added)
 
   def _zeros(self):
     return [tf.zeros(spec.shape, spec.dtype) for spec in self._gradient_specs]
@@ -218,6 +202,10 @@ def _arguments(wiring, values, network):
     return mine
 
   return tf.nest.map_structure(take, wiring.args)
+
+
+def _placeholders(tensors):
+  return [tf.compat.v1.placeholder(t.dtype, t.shape) for t in tensors]
 
 
 def _objective(metrics, loss_name):

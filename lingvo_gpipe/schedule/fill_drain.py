@@ -13,6 +13,8 @@ last one has nothing to wait for, so its backward follows its forward at once:
 the step takes as long as otherwise, and the stage holds one micro-batch, not M.
 """
 
+from collections.abc import Sequence
+
 from lingvo_gpipe.schedule.action import BACKWARD, FORWARD, Action, Schedule
 
 
@@ -31,9 +33,18 @@ def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
   )
 
 
-def forward_only(num_stages: int, num_micro_batches: int) -> Schedule:
-  """Returns the schedule of an evaluation: forwards alone."""
-  return tuple(
-    tuple(Action(k, FORWARD, i) for i in range(num_micro_batches))
-    for k in range(num_stages)
-  )
+def forward_only(device_of: Sequence[int], num_micro_batches: int) -> Schedule:
+  """Returns the schedule of an evaluation: forwards alone.
+
+  Args:
+    device_of: the device of each stage.
+    num_micro_batches: M.
+  """
+  num_stages = len(device_of)
+  devices = [[] for _ in range(max(device_of) + 1)]
+  # Stage k does micro-batch i at clock k + i, wherever it is.
+  for clock in range(num_stages + num_micro_batches - 1):
+    for k, device in enumerate(device_of):
+      if 0 <= clock - k < num_micro_batches:
+        devices[device].append(Action(k, FORWARD, clock - k))
+  return tuple(tuple(actions) for actions in devices)

@@ -1,0 +1,138 @@
+"""A part of a traced graph as a function of its own.
+
+A step is traced once, forward and backward in one graph, and then cut along the
+tensors that are kept between the actions of a schedule:
+
+    inputs ->  forward ops  -> outputs
+                   | kept
+    cotangents ->  input gradient ops  -> dinputs
+                   |         | crossing
+    gradients  ->  weight gradient ops  -> gradients, added to
+
+Every op runs in exactly one part, so parts give the bits of the whole, however
+it is cut; what a caller has not kept is simply computed again.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import tensorflow as tf
+
+
+class GraphPart:
+  """The ops between some tensors of a graph and others, out of line."""
+
+  def __init__(
+    self,
+    graph: tf.Graph,
+    gives: Sequence[tf.Tensor],
+    given: Iterable[tf.Tensor],
+  ):
+    """Copies the ops that are needed to compute `gives`.
+
+    Args:
+      graph: traced; the caller keeps it alive.
+      gives: tensors of the graph to compute.
+      given: tensors of the graph that callers have.
+    """
+    given = {t.name: t for t in given}
+    ops, taken = _walk_back(gives, given)
+    self._takes = [given[name] for name in sorted(taken)]
+    computed = [t.name for t in gives if t.name not in given]
+    graph_def = _copy_nodes(graph, ops)
+
+    def run(*args):
+      known = dict(zip(sorted(taken), args, strict=True))
+      results = tf.graph_util.import_graph_def(
+        graph_def,
+        {name: known[name] for name in _used_names(graph_def, taken)},
+        computed,
+        name='',
+      )
+      known.update(zip(computed, results or [], strict=True))
+      return [known[t.name] for t in gives]
+
+    self._function = out_of_line(run).get_concrete_function(
+      *[tf.TensorSpec(t.shape, t.dtype) for t in self._takes]
+    )
+
+  def __call__(self, known: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
+    """Returns `gives`, computed from tensors known by their graph's names."""
+    return self._function(*[known[t.name] for t in self._takes])
+
+
+def out_of_line(function):
+  """Wraps `function` as a tf.function that TensorFlow does not inline."""
+  return tf.function(
+    function, autograph=False, experimental_attributes={'_noinline': True}
+  )
+
+
+def ancestors(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
+  """Returns all ops that are needed to compute `tensors`."""
+  return _walk_back(tensors, ())[0]
+
+
+def descendants(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
+  """Returns all ops that depend on `tensors`."""
+  found, pending = set(), list(tensors)
+  while pending:
+    for op in pending.pop().consumers():
+      if op not in found:
+        found.add(op)
+        pending.extend(op.outputs)
+  return found
+
+
+def crossing(
+  makers: Collection[tf.Operation], users: Collection[tf.Operation]
+) -> list[tf.Tensor]:
+  """Returns the outputs of `makers` that `users` take, in a fixed order."""
+  tensors = {t.name: t for op in users for t in op.inputs if t.op in makers}
+  return [tensors[name] for name in sorted(tensors)]
+
+
+def _walk_back(tensors, given):
+  """Returns the ops behind `tensors` and the names at which the walk ended."""
+  ops, taken = set(), set()
+  pending = []
+
+  def reach(tensor):
+    if tensor.name in given:
+      taken.add(tensor.name)
+    elif tensor.op not in ops:
+      ops.add(tensor.op)
+      pending.append(tensor.op)
+
+  for tensor in tensors:
+    reach(tensor)
+  while pending:
+    for tensor in pending.pop().inputs:
+      reach(tensor)
+  return ops, taken
+
+
+def _copy_nodes(graph, ops):
+  """Returns the definition of `ops`, freed from ops outside of them.
+
+  Control edges go: they keep side effects in order, and a layer with side
+  effects is refused long before.
+  """
+  whole = graph.as_graph_def()
+  part = tf.compat.v1.GraphDef(library=whole.library, versions=whole.versions)
+  names = {op.name for op in ops}
+  for node in whole.node:
+    if node.name in names:
+      copy = part.node.add()
+      copy.CopyFrom(node)
+      copy.ClearField('input')
+      copy.input.extend(i for i in node.input if not i.startswith('^'))
+      copy.attr.pop('_class', None)  # Colocation with ops elsewhere.
+  return part
+
+
+def _used_names(graph_def, taken):
+  """Returns those of `taken` that a node takes."""
+  used = {
+    i if ':' in i else f'{i}:0' for node in graph_def.node for i in node.input
+  }
+  return used & taken
