@@ -4,7 +4,7 @@ import contextlib
 import copy
 
 import tensorflow as tf
-from lingvo.core import base_model, cluster_factory, py_utils
+from lingvo.core import base_model, cluster_factory, py_utils, summary_utils
 
 from lingvo_gpipe import errors
 
@@ -133,8 +133,16 @@ class PipelineTask(base_model.BaseTask):
 
 @contextlib.contextmanager
 def _without_summaries():
-  """Keeps the Learner from making TF 1 summaries, which nobody would read."""
+  """Keeps the Learner from making TF 1 summaries, which nobody would read.
+
+  Nor does it compute the norms of every variable for them.
+  """
   cluster = copy.deepcopy(cluster_factory.Current())
   cluster.params.add_summary = False
-  with cluster:
-    yield
+  norms = summary_utils.AddNormSummary
+  summary_utils.AddNormSummary = lambda name, variables_and_gradients: None
+  try:
+    with cluster:
+      yield
+  finally:
+    summary_utils.AddNormSummary = norms

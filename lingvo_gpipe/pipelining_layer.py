@@ -18,7 +18,7 @@ from lingvo_gpipe import schedule as schedule_lib
 from lingvo_gpipe import stage as stage_lib
 from lingvo_gpipe.engine import mpmd
 from lingvo_gpipe.engine import stopwatch as stopwatch_lib
-from lingvo_gpipe.stage import graph_part
+from lingvo_gpipe.stage import calls
 
 
 class PipeliningLayer(base_layer.BaseLayer):
@@ -235,7 +235,7 @@ class PipeliningLayer(base_layer.BaseLayer):
       )
 
 
-@graph_part.out_of_line
+@calls.out_of_line
 def _weighted_average(metrics: Sequence[py_utils.NestedMap]):
   """Joins the metrics of micro-batches into those of the mini-batch."""
   joined = py_utils.NestedMap()

@@ -1,6 +1,7 @@
 """The functions of a stage, traced once and called for every micro-batch.
 
-    forward(theta, inputs, rng, num_examples) -> outputs
+    forward(theta, inputs, rng, num_examples) -> outputs, differentiable
+    run_forward(...) -> outputs
     step(...)        -> a Step: forward and backward, in parts
 
 All are kept out of line: the graph of a step has one node for a call however
@@ -16,7 +17,7 @@ from lingvo.core import base_layer, py_utils
 from lingvo_gpipe import randomness
 from lingvo_gpipe.layers import call
 from lingvo_gpipe.plan import wiring as wiring_lib
-from lingvo_gpipe.stage import graph_part
+from lingvo_gpipe.stage import calls
 from lingvo_gpipe.stage import step as step_lib
 
 Tensors = Sequence[tf.Tensor]
@@ -83,10 +84,11 @@ class StageFunctions:
     outputs = wiring.gives + wiring.relays
     self._awaiting = [outputs.index(v) for v in wiring.awaits]
     self._steps = {}
-    self.forward = graph_part.out_of_line(self._forward)
-    self.accumulate = graph_part.out_of_line(_add)
-    self.scale = graph_part.out_of_line(_scale)
-    self.zeros = graph_part.out_of_line(self._zeros)
+    self._forward_calls = {}
+    self.forward = calls.out_of_line(self._forward)
+    self.accumulate = calls.out_of_line(_add)
+    self.scale = calls.out_of_line(_scale)
+    self.zeros = calls.out_of_line(self._zeros)
 
   def pack_gradients(self, gradients: Tensors) -> list[py_utils.NestedMap]:
     """Returns for each layer a NestedMap like its theta, None for no gradient.
@@ -98,6 +100,16 @@ class StageFunctions:
     for j, gradient in zip(self._trained, gradients, strict=True):
       flat[j] = gradient
     return self._pack(flat)
+
+  def run_forward(
+    self, theta: Tensors, inputs: Tensors, rng: Rng, num_examples: int
+  ) -> list[tf.Tensor]:
+    """Returns what `forward` does, by a call that has no gradient."""
+    if num_examples not in self._forward_calls:
+      self._forward_calls[num_examples] = calls.Call(
+        self.forward.get_concrete_function(theta, inputs, rng, num_examples)
+      )
+    return self._forward_calls[num_examples]([*theta, *inputs, *rng])
 
   def step(
     self, theta: Tensors, inputs: Tensors, rng: Rng, num_examples: int

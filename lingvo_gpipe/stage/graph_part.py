@@ -17,6 +17,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
+from lingvo_gpipe.stage import calls
+
 
 class GraphPart:
   """The ops between some tensors of a graph and others, out of line."""
@@ -51,20 +53,13 @@ class GraphPart:
       known.update(zip(computed, results or [], strict=True))
       return [known[t.name] for t in gives]
 
-    self._function = out_of_line(run).get_concrete_function(
-      *[tf.TensorSpec(t.shape, t.dtype) for t in self._takes]
-    )
+    function = calls.out_of_line(run)
+    specs = [tf.TensorSpec(t.shape, t.dtype) for t in self._takes]
+    self._call = calls.Call(function.get_concrete_function(*specs))
 
   def __call__(self, known: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
     """Returns `gives`, computed from tensors known by their graph's names."""
-    return self._function(*[known[t.name] for t in self._takes])
-
-
-def out_of_line(function):
-  """Wraps `function` as a tf.function that TensorFlow does not inline."""
-  return tf.function(
-    function, autograph=False, experimental_attributes={'_noinline': True}
-  )
+    return self._call([known[t.name] for t in self._takes])
 
 
 def ancestors(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
