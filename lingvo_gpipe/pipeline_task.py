@@ -86,7 +86,7 @@ class PipelineTask(base_model.BaseTask):
     """Creates the optimizers' variables; returns all of the task's, by name."""
     # Optimizers create their variables when first traced; nothing is run.
     with tf.__internal__.FuncGraph('slots').as_default():
-      with _without_summaries():
+      with _without_summaries(), _without_clipping(self.learners):
         zero = tf.constant(0.0)
         metrics = {self.params.pipeline.loss_name: (zero, zero)}
         gradients = self.vars.pipeline.Transform(tf.zeros_like)
@@ -146,3 +146,15 @@ def _without_summaries():
       yield
   finally:
     summary_utils.AddNormSummary = norms
+
+
+@contextlib.contextmanager
+def _without_clipping(learners):
+  """Has Learners apply gradients as they are: less to trace."""
+  for one in learners:
+    one.AdjustGradients = lambda gradients, **unused_kwargs: (gradients, {})
+  try:
+    yield
+  finally:
+    for one in learners:
+      del one.AdjustGradients

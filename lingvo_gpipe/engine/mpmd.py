@@ -63,8 +63,10 @@ def run(
   Raises:
     UserError: the schedule updates weights, or slices the sequence.
   """
-  runner = _Runner(plan, stages, thetas, micro_batches, step, stopwatch)
-  for action in schedule_lib.global_order(schedule, plan.num_stages):
+  actions = schedule_lib.global_order(schedule, plan.num_stages)
+  trains = any(action.kind != action_lib.FORWARD for action in actions)
+  runner = _Runner(plan, stages, thetas, micro_batches, step, trains, stopwatch)
+  for action in actions:
     runner.run(action)
   return Results(runner.values, runner.gradients)
 
@@ -72,11 +74,21 @@ def run(
 class _Runner:
   """The tensors in flight while a schedule is unrolled."""
 
-  def __init__(self, plan, stages, thetas, micro_batches, step, stopwatch=None):
+  def __init__(
+    self,
+    plan,
+    stages,
+    thetas,
+    micro_batches,
+    step,
+    trains=False,
+    stopwatch=None,
+  ):
     self._plan = plan
     self._stages = stages
     self._thetas = thetas
     self._step = step
+    self._trains = trains
     self._stopwatch = stopwatch
     # Made before any action, outside of the order of a device.
     self._seeds = [tf.constant(stage.seeds) for stage in stages]
@@ -139,13 +151,15 @@ class _Runner:
     stage = self._stages[k]
     call = self._call(k, i)
     with self._turn_of(action, call[1]):
-      if self._plan.keeps_activations(k, i):
-        theta, inputs, rng, _ = call
-        step = stage.functions.step(*call)
-        self._known[k, i] = step.start(theta, [*inputs, *rng])
-        outputs = step.record(self._known[k, i])
-      else:
+      if not self._trains:
         outputs = stage.functions.run_forward(*call)
+      else:
+        step, known = self._start(k, i)
+        if self._plan.keeps_activations(k, i):
+          outputs = step.record(known)
+          self._known[k, i] = known
+        else:
+          outputs = step.forward(known)
       self._ran(k, outputs)
     # Relays are outputs for the sake of their gradients alone: the values
     # themselves go straight from their maker to their users.
@@ -209,14 +223,16 @@ class _Runner:
     rng = stage_functions.Rng(self._seeds[k], self._step, self._starts[i])
     return self._thetas[k], inputs, rng, self._plan.micro_batch_sizes[i]
 
+  def _start(self, k, i):
+    """Returns the Step and what is known of it before forward."""
+    theta, inputs, rng, num_examples = self._call(k, i)
+    step = self._stages[k].functions.step(theta, inputs, rng, num_examples)
+    return step, step.start(theta, [*inputs, *rng])
+
   def _way_back(self, k, i):
     """Returns the Step, what is known of it, and the gradients that came in."""
-    call = self._call(k, i)
-    step = self._stages[k].functions.step(*call)
-    theta, inputs, rng, _ = call
-    known = self._known.pop((k, i), None)
-    if known is None:
-      known = step.start(theta, [*inputs, *rng])
+    step, known = self._start(k, i)
+    known = self._known.pop((k, i), known)
     awaits = self._stages[k].plan.wiring.awaits
     return step, known, [self._cotangents[i].pop(v) for v in awaits]
 

@@ -40,7 +40,7 @@ class GraphPart:
     ops, taken = _walk_back(gives, given)
     self._takes = [given[name] for name in sorted(taken)]
     computed = [t.name for t in gives if t.name not in given]
-    graph_def = _copy_nodes(graph, ops)
+    graph_def = _copy_nodes(graph, ops, gives)
 
     def run(*args):
       known = dict(zip(sorted(taken), args, strict=True))
@@ -82,8 +82,16 @@ def crossing(
   makers: Collection[tf.Operation], users: Collection[tf.Operation]
 ) -> list[tf.Tensor]:
   """Returns the outputs of `makers` that `users` take, in a fixed order."""
-  tensors = {t.name: t for op in users for t in op.inputs if t.op in makers}
+  tensors = [_source(t, makers) for op in users for t in op.inputs]
+  tensors = {t.name: t for t in tensors if t.op in makers}
   return [tensors[name] for name in sorted(tensors)]
+
+
+def _source(tensor, makers):
+  """Follows identities back to where `makers` make the tensor."""
+  while tensor.op.type == 'Identity' and tensor.op.inputs[0].op in makers:
+    tensor = tensor.op.inputs[0]
+  return tensor
 
 
 def _walk_back(tensors, given):
@@ -106,23 +114,52 @@ def _walk_back(tensors, given):
   return ops, taken
 
 
-def _copy_nodes(graph, ops):
+def _copy_nodes(graph, ops, gives):
   """Returns the definition of `ops`, freed from ops outside of them.
 
   Control edges go: they keep side effects in order, and a layer with side
-  effects is refused long before.
+  effects is refused long before. So do identities and equal constants, which
+  cost TensorFlow time at every call that it prepares.
   """
   whole = graph.as_graph_def()
   part = tf.compat.v1.GraphDef(library=whole.library, versions=whole.versions)
   names = {op.name for op in ops}
-  for node in whole.node:
-    if node.name in names:
-      copy = part.node.add()
-      copy.CopyFrom(node)
-      copy.ClearField('input')
-      copy.input.extend(i for i in node.input if not i.startswith('^'))
-      copy.attr.pop('_class', None)  # Colocation with ops elsewhere.
+  nodes = [node for node in whole.node if node.name in names]
+  stands_for = _dispensable(nodes, {t.op.name for t in gives})
+  for node in nodes:
+    if node.name in stands_for:
+      continue
+    copy = part.node.add(name=node.name, op=node.op)
+    for name in node.input:
+      if not name.startswith('^'):
+        while _plain(name) in stands_for:
+          name = stands_for[_plain(name)]
+        copy.input.append(name)
+    for key, value in node.attr.items():
+      if key != '_class':  # Colocation with ops elsewhere.
+        copy.attr[key].CopyFrom(value)
   return part
+
+
+def _dispensable(nodes, keep):
+  """Returns the nodes that can go, and for each what takes its place."""
+  stands_for, constants = {}, {}
+  for node in nodes:
+    if node.name in keep:
+      continue
+    if node.op == 'Identity':
+      stands_for[node.name] = node.input[0]
+    elif node.op == 'Const':
+      value = node.attr['value'].SerializeToString(deterministic=True)
+      first = constants.setdefault(value, node.name)
+      if first != node.name:
+        stands_for[node.name] = first
+  return stands_for
+
+
+def _plain(name):
+  """Returns the name of a node's first output without its number."""
+  return name.removesuffix(':0')
 
 
 def _used_names(graph_def, taken):

@@ -84,9 +84,13 @@ class Step:
     """Returns whether backward finds all it needs from forward."""
     return all(t.name in known for t in self._kept)
 
+  def forward(self, known: Known) -> list[tf.Tensor]:
+    """Returns the outputs and keeps nothing."""
+    return self._run('F', dict(known), self.outputs)
+
   def record(self, known: Known) -> list[tf.Tensor]:
     """Runs forward; adds to `known` what backward needs. Returns outputs."""
-    results = self._run('F', known, self.outputs + self._kept)
+    results = self._run('R', known, self.outputs + self._kept)
     return results[: len(self.outputs)]
 
   def backward(
