@@ -8,7 +8,12 @@ from lingvo_gpipe.schedule.action import (
 )
 from lingvo_gpipe.schedule.by_name import NAMES, check, make, make_or_read
 from lingvo_gpipe.schedule.fill_drain import forward_only
-from lingvo_gpipe.schedule.simulation import Times, bubble_by_cause, simulate
+from lingvo_gpipe.schedule.simulation import (
+  Times,
+  bubble_by_cause,
+  mean_times,
+  simulate,
+)
 from lingvo_gpipe.schedule.timeline import Span, Timeline, bubble, makespan
 from lingvo_gpipe.schedule.verification import (
   ScheduleError,
@@ -32,6 +37,7 @@ __all__ = [
   'make',
   'make_or_read',
   'makespan',
+  'mean_times',
   'num_stages',
   'placement',
   'simulate',

@@ -1,5 +1,6 @@
 """Plays a schedule on paper: given the times of its actions, when each runs."""
 
+import collections
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from lingvo_gpipe.schedule.action import (
   BACKWARD,
   FORWARD,
   INPUT_GRADIENT,
+  KINDS,
   UPDATE,
   WEIGHT_GRADIENT,
   Action,
@@ -61,6 +63,33 @@ def equal_times(
     WEIGHT_GRADIENT: weight_gradient,
   }
   return Times((seconds,) * num_stages, (transfer,) * (num_stages - 1))
+
+
+def mean_times(timeline: timeline_lib.Timeline, num_stages: int) -> Times:
+  """Returns the mean times of a measured timeline, for instant transfers.
+
+  A recomputation counts as part of the backward that it belongs to. Kinds that
+  did not run take no time.
+  """
+  seconds = [collections.Counter() for _ in range(num_stages)]
+  counts = [collections.Counter() for _ in range(num_stages)]
+  backward = {
+    s.action[::2]: s.action.kind
+    for s in timeline
+    if s.action.kind in (BACKWARD, INPUT_GRADIENT)
+  }
+  for span in timeline:
+    k, kind = span.action.stage, span.action.kind
+    if kind == timeline_lib.RECOMPUTE:
+      kind = backward[span.action[::2]]
+    else:
+      counts[k][kind] += 1
+    seconds[k][kind] += span.end - span.start
+  means = [
+    {kind: of_stage[kind] / max(count[kind], 1) for kind in KINDS}
+    for of_stage, count in zip(seconds, counts, strict=True)
+  ]
+  return Times(tuple(means), (0.0,) * (num_stages - 1))
 
 
 def simulate(

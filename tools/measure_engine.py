@@ -1,0 +1,219 @@
+"""Measures what the engine costs beside the work of the stages.
+
+    python tools/measure_engine.py [--num_devices=8] [--num_micro_batches=32]
+        [--forward_ms=5]
+
+Stages sleep: a sleep takes no core, so any number of devices runs on two. A
+device's forward of a micro-batch sleeps `forward_ms`, both halves of the
+backward as long each; with several stages a device they share that. Everything
+else is the real thing: PipeliningLayer, plan, engine.
+
+Printed is the simulator's makespan as a share of the step. The simulator gets
+the mean duration of each kind of action on each stage, as the engine's stopwatch
+finds it in the same steps. The last share is for steps without stopwatch, and
+gives the simulator the time in `time.sleep` alone: there Python's and
+TensorFlow's way into a sleep and out of it (0.3 to 0.4 ms without any engine)
+counts against the engine.
+"""
+
+import collections
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+from absl import app, flags
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer('num_devices', 8, 'Devices.')
+flags.DEFINE_integer('num_micro_batches', 32, 'M.')
+flags.DEFINE_float('forward_ms', 5.0, 'Milliseconds of a forward.')
+flags.DEFINE_list(
+  'schedules',
+  ['gpipe', '1f1b', 'interleaved', 'zb1p', 'zb2p', 'zbv'],
+  'Which schedules.',
+)
+flags.DEFINE_integer('steps', 10, 'Steps to measure in a run.')
+flags.DEFINE_integer('runs', 3, 'How often to measure.')
+flags.DEFINE_string('only', None, 'Measure this schedule once, here.')
+
+
+def main(unused_argv):
+  if FLAGS.only:
+    print(json.dumps(_measure(FLAGS.only)))
+    return
+  print(
+    f'{FLAGS.num_devices} devices, {FLAGS.num_micro_batches} micro-batches, '
+    f'forward {FLAGS.forward_ms:g} ms, backward {2 * FLAGS.forward_ms:g} ms'
+  )
+  found = {}
+  for name in FLAGS.schedules:
+    runs = [_measure_in_process(name) for _ in range(FLAGS.runs)]
+    median = {key: statistics.median(r[key] for r in runs) for key in runs[0]}
+    found[name] = median['simulated'], median['step']
+    print(
+      f'{name:<12} step {median["step"] * 1e3:7.1f} ms, simulated '
+      f'{median["simulated"] * 1e3:7.1f} ms, share '
+      f'{median["share"]:.3f} (runs: '
+      + ', '.join(f'{r["share"]:.3f}' for r in runs)
+      + f'); without stopwatch {median["untimed_step"] * 1e3:7.1f} ms, share '
+      f'of sleeps alone {median["share_of_sleeps"]:.3f}',
+      flush=True,
+    )
+  print(_compare_ranking(found))
+
+
+def _compare_ranking(found):
+  """Says whether what is faster on paper is faster in truth."""
+  wrong = [
+    f'{a} before {b}'
+    for a, b in itertools.permutations(found, 2)
+    # Differences under a hundredth are none.
+    if found[a][0] < found[b][0] * 0.99 and found[a][1] > found[b][1]
+  ]
+  if wrong:
+    return f"the ranking is not the simulator's: {', '.join(wrong)}"
+  return "the ranking is the simulator's"
+
+
+def _measure_in_process(name):
+  sizes = [
+    f'--{flag}={FLAGS[flag].value}'
+    for flag in ('num_devices', 'num_micro_batches', 'forward_ms', 'steps')
+  ]
+  output = subprocess.run(
+    [sys.executable, __file__, f'--only={name}', *sizes],
+    check=True,
+    capture_output=True,
+    text=True,
+  ).stdout
+  return json.loads(output.splitlines()[-1])
+
+
+def _measure(name):
+  """Returns seconds of a step, simulated and measured, and their shares."""
+  from lingvo_gpipe import runtime
+
+  with runtime.quiet_tensorflow():
+    import tensorflow as tf
+    from lingvo.core import base_layer, py_utils
+
+  from lingvo_gpipe import pipelining_layer
+  from lingvo_gpipe import schedule as schedule_lib
+  from lingvo_gpipe.engine import stopwatch as stopwatch_lib
+
+  tf.config.threading.set_inter_op_parallelism_threads(FLAGS.num_devices + 4)
+  runtime.configure(FLAGS.num_devices)
+  slept = collections.defaultdict(list)
+
+  def sleep(x, kind, seconds):
+    def run(value):
+      started = time.perf_counter()
+      time.sleep(seconds)
+      slept[kind].append(time.perf_counter() - started)
+      return value
+
+    done = tf.numpy_function(run, [x], x.dtype, stateful=False)
+    return tf.ensure_shape(done, x.shape)
+
+  class Paced(base_layer.BaseLayer):
+    """Adds its weight to its input, slowly."""
+
+    @classmethod
+    def Params(cls):
+      p = super().Params()
+      p.Define('seconds', 0.0, 'Of a forward, and of each half of a backward.')
+      return p
+
+    def _CreateLayerVariables(self):
+      super()._CreateLayerVariables()
+      zero = py_utils.WeightInit.Constant(0.0)
+      self.CreateVariable('w', py_utils.WeightParams([4], zero, tf.float32))
+
+    def FProp(self, theta, x):
+      seconds = self.params.seconds
+
+      @tf.custom_gradient
+      def paced(x, w):
+        def gradient(dy):
+          dx = sleep(dy, 'I', seconds)
+          return dx, sleep(dx[0], 'W', seconds)
+
+        return sleep(x, 'F', seconds) + w, gradient
+
+      return paced(x, theta.w)
+
+  class Loss(base_layer.BaseLayer):
+    """The mean square of its input."""
+
+    def FProp(self, theta, x):
+      return py_utils.NestedMap(loss=(tf.reduce_mean(x * x), tf.constant(1.0)))
+
+  per_device = {'interleaved': 2, 'zbv': 2}.get(name, 1)
+  num_stages = FLAGS.num_devices * per_device
+  seconds = FLAGS.forward_ms / 1e3 / per_device
+  p = pipelining_layer.PipeliningLayer.Params().Set(
+    name='paced',
+    cell_tpl=[
+      Paced.Params().Set(name=f'stage_{k}', seconds=seconds)
+      for k in range(num_stages)
+    ],
+    loss_tpl=Loss.Params().Set(name='loss'),
+    num_micro_batches=FLAGS.num_micro_batches,
+    schedule=name,
+    remat='none',
+  )
+  pipeline = p.Instantiate()
+  batch = tf.ones([FLAGS.num_micro_batches, 4])
+
+  @tf.function(autograph=False)
+  def step():
+    metrics, gradients = pipeline.ForwardBackward(pipeline.theta, (batch,))
+    return metrics.loss[0], gradients.Flatten()
+
+  stopwatch = stopwatch_lib.Stopwatch()
+
+  @tf.function(autograph=False)
+  def timed_step():
+    metrics, gradients = pipeline.ForwardBackward(
+      pipeline.theta, (batch,), (), stopwatch
+    )
+    return metrics.loss[0], gradients.Flatten(), stopwatch.times()
+
+  for function in step, timed_step:
+    function()  # Traces and warms up.
+  for times in slept.values():
+    times.clear()
+  untimed, timed, spans = [], [], []
+  schedule = pipeline.Plan((batch,)).schedule
+  for _ in range(FLAGS.steps):
+    started = time.perf_counter()
+    step()[0].numpy()
+    untimed.append(time.perf_counter() - started)
+    started = time.perf_counter()
+    times = timed_step()[2].numpy()
+    timed.append(time.perf_counter() - started)
+    spans += stopwatch_lib.to_timeline(stopwatch.actions(), times, schedule)
+
+  means = {kind: statistics.mean(times) for kind, times in slept.items()}
+  means['B'] = means['I'] + means['W']
+  sleeps = [dict(means) for _ in range(num_stages)]
+  # The first stage has no gradient to send back: W does all.
+  sleeps[0].update(I=0.0, W=means['B'])
+  by_mean = schedule_lib.mean_times(spans, num_stages)
+  simulated = schedule_lib.makespan(schedule_lib.simulate(schedule, by_mean))
+  by_sleep = schedule_lib.Times(tuple(sleeps), (0.0,) * (num_stages - 1))
+  sleeping = schedule_lib.makespan(schedule_lib.simulate(schedule, by_sleep))
+  return {
+    'simulated': simulated,
+    'step': statistics.median(timed),
+    'share': simulated / statistics.median(timed),
+    'untimed_step': statistics.median(untimed),
+    'share_of_sleeps': sleeping / statistics.median(untimed),
+  }
+
+
+if __name__ == '__main__':
+  app.run(main)
