@@ -7,6 +7,7 @@ import tensorflow as tf
 from lingvo.core import base_model, cluster_factory, py_utils, summary_utils
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.engine import stopwatch as stopwatch_lib
 
 
 class PipelineTask(base_model.BaseTask):
@@ -58,8 +59,14 @@ class PipelineTask(base_model.BaseTask):
     inputs, targets = self._SplitBatch(input_batch)
     return self.pipeline.FPropLoss(theta.pipeline, inputs, targets), {}
 
-  def TrainStep(self, input_batch) -> py_utils.NestedMap:
+  def TrainStep(
+    self, input_batch, stopwatch: stopwatch_lib.Stopwatch | None = None
+  ) -> py_utils.NestedMap:
     """Runs one step of synchronous SGD; call it inside a tf.function.
+
+    Args:
+      input_batch: with the fields of input_keys and target_keys.
+      stopwatch: to note when each action runs.
 
     Returns:
       Scalars: the average of each metric of the batch (`loss` and more), and
@@ -68,7 +75,7 @@ class PipelineTask(base_model.BaseTask):
     inputs, targets = self._SplitBatch(input_batch)
     with _without_summaries():
       metrics, gradients = self.pipeline.ForwardBackward(
-        self.theta.pipeline, inputs, targets
+        self.theta.pipeline, inputs, targets, stopwatch
       )
       stats = self._ApplyGradients(metrics, gradients)
     self._global_step_var.assign_add(1)

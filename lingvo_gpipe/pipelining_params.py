@@ -155,6 +155,11 @@ def make_schedule(p, num_micro_batches: int) -> schedule_lib.Schedule:
   )
 
 
+def num_devices(p) -> int:
+  """Returns how many devices the schedule takes."""
+  return len(make_schedule(p, p.num_micro_batches))
+
+
 def list_layers(p):
   """Returns all layers, copied and named, and the stages if they are cut."""
   cells = [layer_list.flatten([cell]) for cell in p.cell_tpl]

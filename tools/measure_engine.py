@@ -9,8 +9,8 @@ backward as long each; with several stages a device they share that. Everything
 else is the real thing: PipeliningLayer, plan, engine.
 
 Printed is the simulator's makespan as a share of the step. The simulator gets
-the mean duration of each kind of action on each stage, as the engine's stopwatch
-finds it in the same steps. The last share is for steps without stopwatch, and
+the mean duration of each kind of action on each stage, as the stopwatch of the
+engine finds it in the same steps. The last share is for steps without it, and
 gives the simulator the time in `time.sleep` alone: there Python's and
 TensorFlow's way into a sleep and out of it (0.3 to 0.4 ms without any engine)
 counts against the engine.

@@ -1,16 +1,19 @@
-"""Measures the memory that activations take, for each remat.
+"""Measures the memory that activations take, for each remat and schedule.
 
-    python tools/measure_memory.py [--model=lm.byte_lm.Small] [--runs=3]
+    python tools/measure_memory.py [--measured_model=lm.byte_lm.Small]
+        [--schedules=gpipe,1f1b] [--remats=none,except_last,full]
+        [--stages=4] [--micro_batches=8] [--runs=3]
 
-For each remat a fresh process builds the model on K stages, runs forward and
-backward once to trace them, gives freed memory back to the system
-(malloc_trim), and runs them again. Reported is how far the peak of that run
-(VmHWM) rises above what was resident before it, less the bytes of the running
-gradients, which are the same for every remat. TensorFlow's allocator for oneDNN
-never gives memory back, so the measurement runs without oneDNN.
+For each of them a fresh process builds the model, runs forward and backward
+once to trace them, gives freed memory back to the system (malloc_trim), and
+runs them again. Reported is how far the peak of that run (VmHWM) rises above
+what was resident before it, less the bytes of the running gradients, which are
+the same for all. TensorFlow's allocator for oneDNN never gives memory back, so
+the measurement runs without oneDNN.
 """
 
 import ctypes
+import itertools
 import json
 import os
 import re
@@ -24,33 +27,36 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string('measured_model', 'lm.byte_lm.Small', 'Which model.')
 flags.DEFINE_integer('stages', 4, 'K.')
 flags.DEFINE_integer('micro_batches', 8, 'M.')
-flags.DEFINE_integer('runs', 3, 'How often to measure each remat.')
-flags.DEFINE_string('only', None, 'Measure this remat, once, in this process.')
+flags.DEFINE_list('schedules', ['gpipe'], 'Which schedules.')
+flags.DEFINE_list('remats', ['none', 'except_last', 'full'], 'Which remats.')
+flags.DEFINE_integer('runs', 3, 'How often to measure each.')
+flags.DEFINE_list('only', None, 'Schedule and remat to measure once, here.')
 
 
 def main(unused_argv):
   if FLAGS.only:
-    print(json.dumps(_measure(FLAGS.only)))
+    print(json.dumps(_measure(*FLAGS.only)))
     return
-  medians = {}
-  for remat in ('none', 'except_last', 'full'):
-    found = [_measure_in_process(remat) for _ in range(FLAGS.runs)]
-    medians[remat] = statistics.median(found)
+  first = None
+  for schedule, remat in itertools.product(FLAGS.schedules, FLAGS.remats):
+    found = [_measure_in_process(schedule, remat) for _ in range(FLAGS.runs)]
+    median = statistics.median(found)
+    first = first or median
     print(
-      f'{remat:<12} activations {medians[remat]:7.1f} MB, '
-      f'{medians[remat] / medians["none"]:.2f} of none '
+      f'{schedule:<12} {remat:<12} activations {median:7.1f} MB, '
+      f'{median / first:.2f} of the first '
       f'(runs: {", ".join(f"{mb:.1f}" for mb in found)})',
       flush=True,
     )
 
 
-def _measure_in_process(remat):
+def _measure_in_process(schedule, remat):
   sizes = [
     f'--{name}={FLAGS[name].value}'
     for name in ('measured_model', 'stages', 'micro_batches')
   ]
   output = subprocess.run(
-    [sys.executable, __file__, f'--only={remat}', *sizes],
+    [sys.executable, __file__, f'--only={schedule},{remat}', *sizes],
     check=True,
     capture_output=True,
     text=True,
@@ -59,7 +65,7 @@ def _measure_in_process(remat):
   return json.loads(output.splitlines()[-1])
 
 
-def _measure(remat):
+def _measure(schedule, remat):
   """Returns the megabytes of activations of one step."""
   from lingvo_gpipe import runtime
 
@@ -77,6 +83,7 @@ def _measure(remat):
     num_stages=FLAGS.stages,
     num_micro_batches=FLAGS.micro_batches,
     remat=remat,
+    schedule=schedule,
   )
   task = p.task.Instantiate()
   batch = next(iter(task.input.datasource.GetDataset()))

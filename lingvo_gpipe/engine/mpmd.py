@@ -213,6 +213,8 @@ class _Runner:
     step = self._stages[k].functions.step(*self._call(k, i))
     known = self._known.pop((k, i))
     with self._turn_of(action, []):
+      if not step.dinputs:
+        self._recompute_apart(action, step, known)
       sums = step.weight_gradient(known, self._sums_for(k, i))
       self._ran(k, sums)
       self._sum(k, i, sums)

@@ -1,6 +1,9 @@
 """Writes a plan for people to read."""
 
+from lingvo_gpipe import schedule as schedule_lib
 from lingvo_gpipe.plan import plan as plan_lib
+from lingvo_gpipe.plan import times as times_lib
+from lingvo_gpipe.schedule import memory
 
 
 def to_text(plan: plan_lib.Plan) -> str:
@@ -9,7 +12,11 @@ def to_text(plan: plan_lib.Plan) -> str:
   lines = [
     f'{plan.num_stages} stages, {plan.num_micro_batches} micro-batches of '
     f'{_range(min(sizes), max(sizes))} examples, remat {plan.remat}',
-    f'bubble of equal stages: {_bubble(plan):.1%}',
+    f'bubble by FLOPs: {_bubble(plan)}',
+    'micro-batches in flight: '
+    + ', '.join(
+      f'device {d} {peak}' for d, peak in enumerate(memory.peaks(plan.schedule))
+    ),
     '',
     f'{"layer":<24} {"kind":<24} {"parameters":>12} {"bytes":>10} '
     f'{"forward FLOPs":>14}',
@@ -48,9 +55,14 @@ def _range(low: int, high: int) -> str:
   return str(low) if low == high else f'{low} to {high}'
 
 
-def _bubble(plan: plan_lib.Plan) -> float:
-  idle = plan.num_stages - 1
-  return idle / (plan.num_micro_batches + idle)
+def _bubble(plan: plan_lib.Plan) -> str:
+  times = times_lib.planned_times(plan)
+  timeline = schedule_lib.simulate(plan.schedule, times)
+  if not schedule_lib.makespan(timeline):
+    return 'unknown'
+  causes = schedule_lib.bubble_by_cause(plan.schedule, times)
+  parts = ', '.join(f'{name} {share:.1%}' for name, share in causes.items())
+  return f'{schedule_lib.bubble(timeline):.1%} ({parts})'
 
 
 def _bytes(plan: plan_lib.Plan, v: int) -> int:

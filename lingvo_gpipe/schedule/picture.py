@@ -48,7 +48,7 @@ def save(timelines: Mapping[str, Timeline], path: str, unit: str = '') -> None:
   for axes, (title, timeline) in zip(
     all_axes[:, 0], timelines.items(), strict=True
   ):
-    _draw(axes, timeline)
+    _draw(axes, timeline, max(map(makespan, timelines.values())))
     axes.set_title(f'{title}: bubble {bubble(timeline):.1%}', loc='left')
   axes.set_xlabel(f'time [{unit}]' if unit else 'time')
   kinds = {s.action.kind for t in timelines.values() for s in t}
@@ -67,9 +67,8 @@ def save(timelines: Mapping[str, Timeline], path: str, unit: str = '') -> None:
   pyplot.close(figure)
 
 
-def _draw(axes, timeline):
+def _draw(axes, timeline, whole):
   first = min(s.start for s in timeline)
-  whole = makespan(timeline)
   num_devices = 1 + max(s.device for s in timeline)
   for span in timeline:
     width = span.end - span.start

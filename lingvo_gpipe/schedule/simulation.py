@@ -68,20 +68,20 @@ def equal_times(
 def mean_times(timeline: timeline_lib.Timeline, num_stages: int) -> Times:
   """Returns the mean times of a measured timeline, for instant transfers.
 
-  A recomputation counts as part of the backward that it belongs to. Kinds that
-  did not run take no time.
+  A recomputation counts as part of the backward that follows it. Kinds that did
+  not run take no time.
   """
   seconds = [collections.Counter() for _ in range(num_stages)]
   counts = [collections.Counter() for _ in range(num_stages)]
-  backward = {
-    s.action[::2]: s.action.kind
+  following = {
+    (s.device, s.start): s.action.kind
     for s in timeline
-    if s.action.kind in (BACKWARD, INPUT_GRADIENT)
+    if s.action.kind != timeline_lib.RECOMPUTE
   }
   for span in timeline:
     k, kind = span.action.stage, span.action.kind
     if kind == timeline_lib.RECOMPUTE:
-      kind = backward[span.action[::2]]
+      kind = following[span.device, span.end]
     else:
       counts[k][kind] += 1
     seconds[k][kind] += span.end - span.start

@@ -2,12 +2,12 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, pipeline_task
-from lingvo_gpipe.trainer import checkpoints, evaluate, reports
+from lingvo_gpipe.trainer import checkpoints, evaluate, reports, tracing
 
 # Files of a run that a foreign logdir could hold by accident.
 _RUN_FILES = ('params.txt', 'plan.txt', 'metrics.jsonl', 'eval.jsonl')
@@ -21,6 +21,7 @@ def train(
   stop_requested: Callable[[], bool],
   checkpoint_every: int,
   keep_checkpoints: int,
+  trace_steps: Collection[int] = (),
 ) -> None:
   """Trains `task` up to its max_steps, from the newest checkpoint in `logdir`.
 
@@ -32,6 +33,7 @@ def train(
     stop_requested: asked between steps.
     checkpoint_every: steps between checkpoints.
     keep_checkpoints: how many to keep.
+    trace_steps: steps whose timeline to record.
 
   Raises:
     UserError: `logdir` cannot be written, or belongs to something else.
@@ -57,10 +59,12 @@ def train(
     evaler = evaluate.Evaler(task, dev_input, logdir, step)
   report = reports.MetricsFile(logdir, 'metrics', step)
   train_step = tf.function(task.TrainStep, autograph=False)
+  tracer = tracing.Tracer(task, logdir, trace_steps)
   saved = step
   while step < last_step and not stop_requested():
     started = time.monotonic()
-    metrics = train_step(next(data))
+    run = tracer.train_step if tracer.runs(step + 1) else train_step
+    metrics = run(next(data))
     row = {name: float(value) for name, value in metrics.items()}
     seconds = time.monotonic() - started
     step += 1
@@ -69,9 +73,12 @@ def train(
       **row,
       'step_seconds': seconds,
       'tokens_per_second': row['weight'] / seconds,
+      **tracer.report(step),
     }
     report.write(row)
     progress.step(row)
+    if tracer.is_traced(step):
+      reports.say(tracing.describe(row))
     if step % checkpoint_every == 0 or step == last_step:
       saver.save(step)
       saved = step

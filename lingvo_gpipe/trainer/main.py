@@ -66,7 +66,7 @@ def _run_jobs() -> None:
     print(task_params.ToText())
     return
   pipelining_params.check(task_params.pipeline)
-  runtime.configure(pipelining_params.num_stages(task_params.pipeline))
+  runtime.configure(pipelining_params.num_devices(task_params.pipeline))
   task = task_params.Instantiate()
   plan = plan_text.to_text(task.Plan())
   if FLAGS.mode == 'inspect_model':
@@ -74,6 +74,7 @@ def _run_jobs() -> None:
     return
   if not FLAGS.logdir:
     raise errors.UserError('--logdir is missing: where shall the run be kept?')
+  trace_steps = options.trace_steps()
   stop = stopping.StopRequest()
   if 'trainer' in FLAGS.job:
     texts = {'params.txt': task_params.ToText(), 'plan.txt': plan}
@@ -85,6 +86,7 @@ def _run_jobs() -> None:
       stop,
       FLAGS.checkpoint_every,
       FLAGS.keep_checkpoints,
+      trace_steps,
     )
   else:
     _evaluate_checkpoints(task, dev_input, stop)

@@ -4,7 +4,7 @@ from absl import flags
 from lingvo import model_registry  # Defines --model_params_override.
 from lingvo.core import base_input_generator
 
-from lingvo_gpipe import errors, pipeline_task
+from lingvo_gpipe import errors, pipeline_task, schedule
 from lingvo_gpipe import plan as plan_lib
 
 FLAGS = flags.FLAGS
@@ -43,6 +43,30 @@ flags.DEFINE_integer(
   'Micro-batches in a mini-batch; default: as the model says.',
 )
 flags.DEFINE_enum(
+  'schedule',
+  None,
+  list(schedule.NAMES),
+  'Who does what when; default: as the model says. `python -m '
+  'lingvo_gpipe.schedule` shows them.',
+)
+flags.DEFINE_integer(
+  'virtual_stages',
+  None,
+  'Stages a device, of all num_stages, for --schedule=interleaved; default: 2.',
+)
+flags.DEFINE_string(
+  'schedule_file',
+  None,
+  'A schedule of your own: a text file with one line a device, `0F0 0F1 ...`.',
+)
+flags.DEFINE_list(
+  'trace_steps',
+  [],
+  'Steps at which to record when each action runs: --trace_steps=100,200 '
+  'writes timeline-100.json (for Perfetto), timeline-100.png, and the bubble '
+  'into the metrics.',
+)
+flags.DEFINE_enum(
   'remat',
   None,
   list(plan_lib.REMAT_MODES),
@@ -60,6 +84,35 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_bool('list_models', False, 'Print the names of all models.')
 flags.declare_key_flag('model_params_override')
+
+
+# Flags of the name of a field of the PipeliningLayer, which they override.
+_PIPELINE_FIELDS = (
+  'num_stages',
+  'num_micro_batches',
+  'remat',
+  'schedule',
+  'virtual_stages',
+  'schedule_file',
+)
+
+
+def trace_steps() -> frozenset[int]:
+  """Returns the steps to record.
+
+  Raises:
+    UserError: not numbers of steps.
+  """
+  try:
+    steps = frozenset(map(int, FLAGS.trace_steps))
+  except ValueError:
+    steps = {0}
+  if any(step < 1 for step in steps):
+    raise errors.UserError(
+      f'--trace_steps={",".join(FLAGS.trace_steps)}: give steps from 1 on, '
+      'such as 100,200.'
+    )
+  return steps
 
 
 def model_params(model: str, dataset: str):
@@ -90,7 +143,9 @@ def model_params(model: str, dataset: str):
   if FLAGS.seed is not None:
     task.random_seed = FLAGS.seed
   task.random_seed = task.random_seed or 0
-  for field in ('num_stages', 'num_micro_batches', 'remat'):
+  if FLAGS.schedule is not None:  # It takes the place of a model's file.
+    task.pipeline.Set(schedule_file=None, virtual_stages=None)
+  for field in _PIPELINE_FIELDS:
     value = FLAGS[field].value
     if value is not None:
       task.pipeline.Set(**{field: value})
