@@ -1,4 +1,4 @@
-"""The same training of `Tiny` for every K, M and remat, dropout 0.1 on.
+"""The same training of `Tiny` for every K, M, remat and schedule, dropout 0.1.
 
 Long: `tools/test.sh -m slow`. On a smaller model: test_pipelining_layer.py.
 """
@@ -14,7 +14,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope='module')
 def reference():
-  return helpers.losses(byte_lm.Tiny, _STEPS, num_stages=4, num_micro_batches=8)
+  return helpers.losses(
+    byte_lm.Tiny,
+    _STEPS,
+    num_stages=4,
+    num_micro_batches=8,
+    schedule='gpipe',
+  )
 
 
 @pytest.mark.parametrize('num_stages', [1, 2, 8])
@@ -28,6 +34,20 @@ def test_stages_do_not_change_a_bit(reference, num_stages):
 def test_remat_does_not_change_a_bit(reference, remat):
   assert reference == helpers.losses(
     byte_lm.Tiny, _STEPS, num_stages=4, num_micro_batches=8, remat=remat
+  )
+
+
+@pytest.mark.parametrize(
+  'schedule, num_stages',
+  [('1f1b', 4), ('zb1p', 4), ('zb2p', 4), ('interleaved', 8), ('zbv', 8)],
+)
+def test_schedules_do_not_change_a_bit(reference, schedule, num_stages):
+  assert reference == helpers.losses(
+    byte_lm.Tiny,
+    _STEPS,
+    num_stages=num_stages,
+    num_micro_batches=8,
+    schedule=schedule,
   )
 
 

@@ -112,7 +112,9 @@ def _num_matrix_products(schedule, remat):
 
 @pytest.mark.parametrize('remat', ['none', 'full', 'except_last'])
 def test_halves_of_a_backward_repeat_no_work(remat):
-  assert _num_matrix_products('zb1p', remat) == _num_matrix_products('1f1b', remat)
+  assert _num_matrix_products('zb1p', remat) == _num_matrix_products(
+    '1f1b', remat
+  )
 
 
 def test_a_stopwatch_changes_no_bit_and_sees_every_action():

@@ -155,6 +155,40 @@ def test_a_killed_run_goes_on_from_its_checkpoint(straight_run, tmp_path):
   assert [row['loss'] for row in rows][:8] == straight_run
 
 
+def test_traced_steps_show_what_the_pipeline_did(
+  straight_run, capsys, tmp_path
+):
+  status, written = _train(
+    capsys,
+    tmp_path,
+    '--job=trainer',
+    '--seed=3',
+    '--trace_steps=2,4',
+    '--schedule=zbv',
+    '--num_stages=4',
+    max_steps=5,
+  )
+  assert status == 0, written
+  assert 'step 4: bubble ' in written
+  rows = _rows(tmp_path)
+  assert [row['loss'] for row in rows] == straight_run[:5]
+  traced = [row['step'] for row in rows if 'bubble' in row]
+  assert traced == [2, 4]
+  row = rows[3]
+  for field in ('bubble', 'recompute_share', 'transfer_wait', 'busy_stage_3'):
+    assert 0 <= row[field] < 1, field
+    assert 0 <= row[f'{field}_planned'] < 1, field
+  assert row['pipeline_seconds'] < row['step_seconds']
+  assert row['pipeline_seconds'] > row['pipeline_seconds_simulated'] > 0
+  for step in traced:
+    picture = tmp_path / f'timeline-{step}.png'
+    assert picture.read_bytes().startswith(b'\x89PNG')
+    events = json.loads((tmp_path / f'timeline-{step}.json').read_text())
+    names = [e['name'] for e in events['traceEvents']]
+    assert names.count('0F0') == 2  # Measured and simulated.
+  assert '2 devices' in (tmp_path / 'plan.txt').read_text()
+
+
 def test_the_evaler_alone_evaluates_checkpoints(capsys, tmp_path):
   _train(capsys, tmp_path)
   before = _rows(tmp_path, 'eval')
@@ -236,6 +270,18 @@ def test_overrides_reach_the_params(capsys):
     (
       [f'--model={_MODEL}', '--model_params_override=input.file_pattern:/no/*'],
       'matches no file',
+    ),
+    (
+      [f'--model={_MODEL}', '--schedule=zbv', '--num_stages=3'],
+      'set num_stages to 2 or 4',
+    ),
+    (
+      [f'--model={_MODEL}', '--schedule_file=/none.txt'],
+      '--schedule_file=/none.txt',
+    ),
+    (
+      [f'--model={_MODEL}', '--logdir=/tmp', '--trace_steps=first'],
+      '--trace_steps=first: give steps from 1 on',
     ),
     ([f'--model={_MODEL}', '--logdir=/proc/nothing'], '--logdir=/proc/nothing'),
   ],

@@ -10,7 +10,8 @@ def to_text(plan: plan_lib.Plan) -> str:
   """Returns a table of layers by stage; FLOPs are of one micro-batch."""
   sizes = plan.micro_batch_sizes
   lines = [
-    f'{plan.num_stages} stages, {plan.num_micro_batches} micro-batches of '
+    f'{plan.num_stages} stages on {len(plan.schedule)} devices, '
+    f'{plan.num_micro_batches} micro-batches of '
     f'{_range(min(sizes), max(sizes))} examples, remat {plan.remat}',
     f'bubble by FLOPs: {_bubble(plan)}',
     'micro-batches in flight: '
