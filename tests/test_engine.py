@@ -37,15 +37,22 @@ def _num_calls(graph):
   return sum(op.type in _CALLS for op in graph.get_operations())
 
 
+@pytest.mark.parametrize(
+  'schedule, actions', [('gpipe', 'FB'), ('1f1b', 'FB'), ('zb1p', 'FIW')]
+)
 @pytest.mark.parametrize('remat', ['none', 'full', 'except_last'])
-def test_calls_grow_with_micro_batches_not_with_layers(remat):
-  few, many = (
-    _graph(model, num_micro_batches=4, remat=remat)
-    for model in (OneBlock, ManyBlocks)
+def test_nodes_grow_with_micro_batches_not_with_layers(
+  schedule, actions, remat
+):
+  few, twice, many = (
+    _graph(model, num_micro_batches=m, remat=remat, schedule=schedule)
+    for model, m in ((OneBlock, 4), (OneBlock, 8), (ManyBlocks, 4))
   )
   assert _num_calls(few) == _num_calls(many)
-  twice = _graph(OneBlock, num_micro_batches=8, remat=remat)
-  assert _num_calls(twice) - _num_calls(few) <= 3 * 4 * 4
+  more_actions = len(actions) * 4 * 4
+  assert _num_calls(twice) - _num_calls(few) <= more_actions
+  more_nodes = len(twice.get_operations()) - len(few.get_operations())
+  assert more_nodes <= 3 * more_actions
   # Beyond calls, nodes are a few for each variable and none per layer call.
   per_variable = len(many.get_operations()) - len(few.get_operations())
   assert per_variable <= 4 * 8 * 10
