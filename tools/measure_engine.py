@@ -10,7 +10,9 @@ else is the real thing: PipeliningLayer, plan, engine.
 
 Printed is the simulator's makespan as a share of the step. The simulator gets
 the mean duration of each kind of action on each stage, as the stopwatch of the
-engine finds it in the same steps. The last share is for steps without it, and
+engine finds it in the same steps; "own" is the share when it gets the duration
+of every single action, so that what is missing to 1 is the engine, without the
+jitter of the sleeps. The last share is for steps without the stopwatch, and
 gives the simulator the time in `time.sleep` alone: there Python's and
 TensorFlow's way into a sleep and out of it (0.3 to 0.4 ms without any engine)
 counts against the engine.
@@ -52,14 +54,15 @@ def main(unused_argv):
   for name in FLAGS.schedules:
     runs = [_measure_in_process(name) for _ in range(FLAGS.runs)]
     median = {key: statistics.median(r[key] for r in runs) for key in runs[0]}
+    shares = ', '.join(f'{r["share"]:.3f}' for r in runs)
     found[name] = median['simulated'], median['step']
     print(
       f'{name:<12} step {median["step"] * 1e3:7.1f} ms, simulated '
-      f'{median["simulated"] * 1e3:7.1f} ms, share '
-      f'{median["share"]:.3f} (runs: '
-      + ', '.join(f'{r["share"]:.3f}' for r in runs)
-      + f'); without stopwatch {median["untimed_step"] * 1e3:7.1f} ms, share '
-      f'of sleeps alone {median["share_of_sleeps"]:.3f}',
+      f'{median["simulated"] * 1e3:7.1f} ms, share {median["share"]:.3f} '
+      f'(runs: {shares}), own '
+      f'{median["share_of_own"]:.3f}; without stopwatch '
+      f'{median["untimed_step"] * 1e3:7.1f} ms, share of sleeps alone '
+      f'{median["share_of_sleeps"]:.3f}',
       flush=True,
     )
   print(_compare_ranking(found))
@@ -186,7 +189,14 @@ def _measure(name):
     function()  # Traces and warms up.
   for times in slept.values():
     times.clear()
-  untimed, timed, spans = [], [], []
+
+  class OwnTimes(schedule_lib.Times):
+    """The time of each action, as it was in one step."""
+
+    def of(self, action):
+      return own[action]
+
+  untimed, timed, spans, shares_of_own = [], [], [], []
   schedule = pipeline.Plan((batch,)).schedule
   for _ in range(FLAGS.steps):
     started = time.perf_counter()
@@ -195,7 +205,13 @@ def _measure(name):
     started = time.perf_counter()
     times = timed_step()[2].numpy()
     timed.append(time.perf_counter() - started)
-    spans += stopwatch_lib.to_timeline(stopwatch.actions(), times, schedule)
+    timeline = stopwatch_lib.to_timeline(stopwatch.actions(), times, schedule)
+    spans += timeline
+    own = {span.action: span.end - span.start for span in timeline}
+    by_own = OwnTimes((), (0.0,) * (num_stages - 1))
+    shares_of_own.append(
+      schedule_lib.makespan(schedule_lib.simulate(schedule, by_own)) / timed[-1]
+    )
 
   means = {kind: statistics.mean(times) for kind, times in slept.items()}
   means['B'] = means['I'] + means['W']
@@ -210,6 +226,7 @@ def _measure(name):
     'simulated': simulated,
     'step': statistics.median(timed),
     'share': simulated / statistics.median(timed),
+    'share_of_own': statistics.median(shares_of_own),
     'untimed_step': statistics.median(untimed),
     'share_of_sleeps': sleeping / statistics.median(untimed),
   }

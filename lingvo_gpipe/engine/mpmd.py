@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe import schedule as schedule_lib
+from lingvo_gpipe.engine import program_order
 from lingvo_gpipe.engine import stopwatch as stopwatch_lib
 from lingvo_gpipe.plan import plan as plan_lib
 from lingvo_gpipe.schedule import action as action_lib
@@ -96,7 +97,9 @@ class _Runner:
     self._starts = [tf.constant(start, tf.int64) for start in starts[:-1]]
     self._known = {}
     self._cotangents = collections.defaultdict(dict)
-    self._last_ops = _start_of_devices(stages)
+    self._last_ops = program_order.start_of_devices(
+      [stage.plan.device for stage in stages]
+    )
     self._sums = [None] * len(stages)
     self._next_to_sum = [0] * len(stages)
     self._early = collections.defaultdict(dict)
@@ -144,7 +147,7 @@ class _Runner:
       if self._stopwatch:
         end = self._stopwatch.end(action, self._last_ops[device])
         self._last_ops[device] = end
-    _free_from_program_order(graph, graph.get_operations()[num_ops_before:])
+    program_order.free(graph, graph.get_operations()[num_ops_before:])
 
   def _forward(self, action):
     k, i = action.stage, action.micro_batch
@@ -273,33 +276,6 @@ class _Runner:
     """Notes the op that the next action on the device waits for."""
     if outputs and not tf.executing_eagerly():
       self._last_ops[self._stages[k].plan.device] = outputs[0].op
-
-
-def _start_of_devices(stages):
-  """Returns for each device the op that its first action waits for.
-
-  An op with a reference as output, ahead of all calls, is known to make
-  TensorFlow's EncapsulateSubgraphsPass skip them: it looks for what comes after
-  references, and else builds the body of every single call to look inside. That
-  took a third of the time to the first step. Nothing reads the variable.
-  """
-  if tf.executing_eagerly():
-    return {}
-  start = tf.raw_ops.VariableV2(shape=[], dtype=tf.float32).op
-  graph = tf.compat.v1.get_default_graph()
-  graph.experimental_acd_manager.run_independently(start)
-  return {stage.plan.device: start for stage in stages}
-
-
-def _free_from_program_order(graph, ops):
-  """Lets calls with side effects overlap those on other devices.
-
-  tf.function runs such ops one after the other in the order of the program;
-  the schedule has an order of its own.
-  """
-  for op in ops:
-    if op.type in ('StatefulPartitionedCall', 'Timestamp'):
-      graph.experimental_acd_manager.run_independently(op)
 
 
 def run_differentiably(

@@ -56,18 +56,12 @@ class Step:
     # What comes from weights alone, such as a cast of them, is cheaper to
     # compute again than to keep for every micro-batch.
     own = graph_part.descendants([*inputs, *cotangents, *gradients])
-    self._forward_ops = graph_part.ancestors(outputs) & own
-    self._input_ops = graph_part.ancestors(dinputs) & own - self._forward_ops
-    self._weight_ops = (
-      graph_part.ancestors(sums) & own - self._forward_ops - self._input_ops
-    )
-    forward, backward = self._forward_ops, self._input_ops | self._weight_ops
-    self._kept = graph_part.crossing(forward, backward)
-    self._for_weights = graph_part.crossing(
-      forward | self._input_ops, self._weight_ops
-    )
-    captured = {inner.name: outer for outer, inner in graph.captures}
-    self._captured = captured
+    forward = graph_part.ancestors(outputs) & own
+    input_half = graph_part.ancestors(dinputs) & own - forward
+    weight_half = graph_part.ancestors(sums) & own - forward - input_half
+    self._kept = graph_part.crossing(forward, input_half | weight_half)
+    self._for_weights = graph_part.crossing(forward | input_half, weight_half)
+    self._captured = {inner.name: outer for outer, inner in graph.captures}
     self._arguments = [*theta, *inputs, *cotangents, *gradients]
     self._arguments += [inner for _, inner in graph.captures]
     self._parts = {}
@@ -125,6 +119,8 @@ class Step:
 
   def _run(self, kind, known, gives):
     """Runs a part, made when first needed, and adds its results to `known`."""
+    if not gives:
+      return []
     left = [t for t in self._kept + self._for_weights if t.name in known]
     key = kind, len(left)
     if key not in self._parts:
