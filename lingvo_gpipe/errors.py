@@ -1,8 +1,28 @@
-"""The one exception for mistakes that a user can mend."""
+"""The one exception for mistakes that a user can mend, and how it is told."""
+
+import sys
+from collections.abc import Callable, Sequence
 
 
 class UserError(ValueError):
-  """A wrong Params field, flag or file, told in one line with the fix.
+  """A wrong Params field, flag or file, told with the fix.
 
-  The trainer prints the message without a stack trace and exits with status 2.
+  Commands print the message without a stack trace and exit with status 2.
   """
+
+
+def run_command(argv: Sequence[str], command: Callable[[], None]) -> int:
+  """Runs a command that takes flags alone; returns its exit status.
+
+  Args:
+    argv: the program and what absl took for no flag.
+    command: may raise a UserError.
+  """
+  try:
+    if len(argv) > 1:
+      raise UserError(f'Unknown argument "{argv[1]}"; flags begin with "--".')
+    command()
+  except UserError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  return 0

@@ -22,10 +22,9 @@ import collections
 import itertools
 import json
 import statistics
-import subprocess
-import sys
 import time
 
+import fresh_process
 from absl import app, flags
 
 FLAGS = flags.FLAGS
@@ -82,17 +81,8 @@ def _compare_ranking(found):
 
 
 def _measure_in_process(name):
-  sizes = [
-    f'--{flag}={FLAGS[flag].value}'
-    for flag in ('num_devices', 'num_micro_batches', 'forward_ms', 'steps')
-  ]
-  output = subprocess.run(
-    [sys.executable, __file__, f'--only={name}', *sizes],
-    check=True,
-    capture_output=True,
-    text=True,
-  ).stdout
-  return json.loads(output.splitlines()[-1])
+  sizes = 'num_devices', 'num_micro_batches', 'forward_ms', 'steps'
+  return fresh_process.measure(__file__, [f'--only={name}'], sizes)
 
 
 def _measure(name):

@@ -9,10 +9,9 @@ the step, to run it the first time and again, and the nodes of its graph.
 
 import json
 import statistics
-import subprocess
-import sys
 import time
 
+import fresh_process
 from absl import app, flags
 
 FLAGS = flags.FLAGS
@@ -44,23 +43,14 @@ def main(unused_argv):
 
 
 def _measure_in_process(name):
-  sizes = [
-    f'--{flag}={FLAGS[flag].value}'
-    for flag in (
-      'num_stages',
-      'num_micro_batches',
-      'num_layers',
-      'batch_size',
-      'remat',
-    )
-  ]
-  output = subprocess.run(
-    [sys.executable, __file__, f'--only={name}', *sizes],
-    check=True,
-    capture_output=True,
-    text=True,
-  ).stdout
-  return json.loads(output.splitlines()[-1])
+  sizes = (
+    'num_stages',
+    'num_micro_batches',
+    'num_layers',
+    'batch_size',
+    'remat',
+  )
+  return fresh_process.measure(__file__, [f'--only={name}'], sizes)
 
 
 def _measure(name):

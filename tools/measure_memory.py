@@ -15,12 +15,10 @@ the measurement runs without oneDNN.
 import ctypes
 import itertools
 import json
-import os
 import re
 import statistics
-import subprocess
-import sys
 
+import fresh_process
 from absl import app, flags
 
 FLAGS = flags.FLAGS
@@ -51,18 +49,12 @@ def main(unused_argv):
 
 
 def _measure_in_process(schedule, remat):
-  sizes = [
-    f'--{name}={FLAGS[name].value}'
-    for name in ('measured_model', 'stages', 'micro_batches')
-  ]
-  output = subprocess.run(
-    [sys.executable, __file__, f'--only={schedule},{remat}', *sizes],
-    check=True,
-    capture_output=True,
-    text=True,
-    env={**os.environ, 'TF_ENABLE_ONEDNN_OPTS': '0'},
-  ).stdout
-  return json.loads(output.splitlines()[-1])
+  return fresh_process.measure(
+    __file__,
+    [f'--only={schedule},{remat}'],
+    ('measured_model', 'stages', 'micro_batches'),
+    {'TF_ENABLE_ONEDNN_OPTS': '0'},
+  )
 
 
 def _measure(schedule, remat):

@@ -100,14 +100,10 @@ class _Runner:
     self._last_ops = program_order.start_of_devices(
       [stage.plan.device for stage in stages]
     )
-    self._sums = [None] * len(stages)
     self._next_to_sum = [0] * len(stages)
     self._early = collections.defaultdict(dict)
+    self.gradients = [None] * len(stages)
     self.values = [dict(values) for values in micro_batches]
-
-  @property
-  def gradients(self):
-    return self._sums
 
   def run(self, action):
     """Adds one action to the graph."""
@@ -152,10 +148,9 @@ class _Runner:
   def _forward(self, action):
     k, i = action.stage, action.micro_batch
     stage = self._stages[k]
-    call = self._call(k, i)
-    with self._turn_of(action, call[1]):
+    with self._turn_of(action, self._inputs(k, i)):
       if not self._trains:
-        outputs = stage.functions.run_forward(*call)
+        outputs = stage.functions.run_forward(*self._call(k, i))
       else:
         step, known = self._start(k, i)
         if self._plan.keeps_activations(k, i):
@@ -193,7 +188,7 @@ class _Runner:
   def _backward(self, action):
     k, i = action.stage, action.micro_batch
     step, known, cotangents = self._way_back(k, i)
-    with self._turn_of(action, [*self._call(k, i)[1], *cotangents]):
+    with self._turn_of(action, [*self._inputs(k, i), *cotangents]):
       self._recompute_apart(action, step, known)
       dinputs, sums = step.backward(known, cotangents, self._sums_for(k, i))
       self._ran(k, sums or dinputs)
@@ -203,7 +198,7 @@ class _Runner:
   def _input_gradient(self, action):
     k, i = action.stage, action.micro_batch
     step, known, cotangents = self._way_back(k, i)
-    with self._turn_of(action, [*self._call(k, i)[1], *cotangents]):
+    with self._turn_of(action, [*self._inputs(k, i), *cotangents]):
       if step.dinputs:
         self._recompute_apart(action, step, known)
       dinputs = step.input_gradient(known, cotangents)
@@ -222,11 +217,15 @@ class _Runner:
       self._ran(k, sums)
       self._sum(k, i, sums)
 
+  def _inputs(self, k, i):
+    takes = self._stages[k].plan.wiring.takes
+    return [self.values[i][v] for v in takes]
+
   def _call(self, k, i):
     """Returns theta, inputs, rng and number of examples of a forward."""
-    inputs = [self.values[i][v] for v in self._stages[k].plan.wiring.takes]
     rng = stage_functions.Rng(self._seeds[k], self._step, self._starts[i])
-    return self._thetas[k], inputs, rng, self._plan.micro_batch_sizes[i]
+    num_examples = self._plan.micro_batch_sizes[i]
+    return self._thetas[k], self._inputs(k, i), rng, num_examples
 
   def _start(self, k, i):
     """Returns the Step and what is known of it before forward."""
@@ -255,9 +254,9 @@ class _Runner:
 
   def _sums_for(self, k, i):
     """Returns the sums that micro-batch i is added to, if it is its turn."""
-    if self._sums[k] is None or i != self._next_to_sum[k]:
+    if self.gradients[k] is None or i != self._next_to_sum[k]:
       return self._stages[k].functions.zeros()
-    return self._sums[k]
+    return self.gradients[k]
 
   def _sum(self, k, i, sums):
     """Notes new sums, and adds those that came too early."""
@@ -267,9 +266,9 @@ class _Runner:
       next_sums = early.pop(self._next_to_sum[k])
       if self._next_to_sum[k] != i:
         accumulate = self._stages[k].functions.accumulate
-        next_sums = accumulate(self._sums[k], next_sums)
+        next_sums = accumulate(self.gradients[k], next_sums)
         self._ran(k, next_sums)
-      self._sums[k] = next_sums
+      self.gradients[k] = next_sums
       self._next_to_sum[k] += 1
 
   def _ran(self, k, outputs):

@@ -6,7 +6,7 @@ from lingvo_gpipe.schedule.action import (
   num_stages,
   placement,
 )
-from lingvo_gpipe.schedule.by_name import NAMES, check, make, make_or_read
+from lingvo_gpipe.schedule.by_name import NAMES, make, make_or_read
 from lingvo_gpipe.schedule.fill_drain import forward_only
 from lingvo_gpipe.schedule.simulation import (
   Times,
@@ -31,7 +31,6 @@ __all__ = [
   'Times',
   'bubble',
   'bubble_by_cause',
-  'check',
   'forward_only',
   'global_order',
   'make',

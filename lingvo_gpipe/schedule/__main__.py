@@ -1,7 +1,5 @@
 """Shows a schedule: `python -m lingvo_gpipe.schedule --help`."""
 
-import sys
-
 from absl import app, flags
 
 from lingvo_gpipe import errors
@@ -66,14 +64,7 @@ _PICTURES = ('.png', '.svg', '.pdf')
 
 def main(argv: list[str]) -> int:
   """Prints and draws; returns 2 after a mistake of the user."""
-  try:
-    if len(argv) > 1:
-      raise errors.UserError(f'Unknown argument "{argv[1]}".')
-    _show()
-  except errors.UserError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
-  return 0
+  return errors.run_command(argv, _show)
 
 
 def _show() -> None:

@@ -1,7 +1,7 @@
 """The schedules that can be asked for by name."""
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.schedule import text
+from lingvo_gpipe.schedule import text, verification
 from lingvo_gpipe.schedule.action import Schedule
 from lingvo_gpipe.schedule.fill_drain import gpipe
 from lingvo_gpipe.schedule.interleaved import interleaved
@@ -36,7 +36,9 @@ def make(
   Raises:
     UserError: the schedule does not exist for these numbers.
   """
-  per_device = check(name, num_stages, num_micro_batches, virtual_stages)
+  per_device = _stages_per_device(
+    name, num_stages, num_micro_batches, virtual_stages
+  )
   if name == 'interleaved':
     return interleaved(num_stages, num_micro_batches, per_device)
   if name == 'zbv':
@@ -44,12 +46,7 @@ def make(
   return _ON_A_DEVICE_EACH[name](num_stages, num_micro_batches)
 
 
-def check(
-  name: str,
-  num_stages: int,
-  num_micro_batches: int,
-  virtual_stages: int | None = None,
-) -> int:
+def _stages_per_device(name, num_stages, num_micro_batches, virtual_stages):
   """Returns V; raises a UserError where `make` would."""
   if name not in NAMES:
     raise errors.UserError(
@@ -59,7 +56,7 @@ def check(
   for field, value in (
     ('num_stages', num_stages),
     ('num_micro_batches', num_micro_batches),
-    ('virtual_stages', virtual_stages or 1),
+    ('virtual_stages', 1 if virtual_stages is None else virtual_stages),
   ):
     if value < 1:
       raise errors.UserError(f'{field}={value}: at least 1.')
@@ -88,7 +85,9 @@ def make_or_read(
   virtual_stages: int | None = None,
   file: str | None = None,
 ) -> Schedule:
-  """Returns the schedule in `file` if there is one, else that of the name."""
+  """Returns the schedule in `file` or else that of the name, verified."""
   if file:
     return text.read_file(file, num_stages, num_micro_batches)
-  return make(name, num_stages, num_micro_batches, virtual_stages)
+  schedule = make(name, num_stages, num_micro_batches, virtual_stages)
+  verification.verify(schedule, num_stages, num_micro_batches)
+  return schedule

@@ -3,16 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from lingvo_gpipe.schedule.timeline import Timeline
-
-_NAMES = {
-  'F': 'forward',
-  'B': 'backward',
-  'I': 'input gradient',
-  'W': 'weight gradient',
-  'U': 'update',
-  'R': 'recompute',
-}
+from lingvo_gpipe.schedule.timeline import KIND_NAMES, Timeline
 
 
 def to_json(timelines: Mapping[str, Timeline]) -> str:
@@ -27,7 +18,7 @@ def to_json(timelines: Mapping[str, Timeline]) -> str:
       events.append(
         {
           'name': str(action),
-          'cat': _NAMES[action.kind],
+          'cat': KIND_NAMES[action.kind],
           'ph': 'X',
           'pid': process,
           'tid': span.device,

@@ -2,7 +2,12 @@
 
 from collections.abc import Mapping
 
-from lingvo_gpipe.schedule.timeline import Timeline, bubble, makespan
+from lingvo_gpipe.schedule.timeline import (
+  KIND_NAMES,
+  Timeline,
+  bubble,
+  makespan,
+)
 
 _COLOURS = {
   'F': '#4c78a8',
@@ -11,14 +16,6 @@ _COLOURS = {
   'W': '#54a24b',
   'U': '#b279a2',
   'R': '#9ecae9',
-}
-_LABELS = {
-  'F': 'forward',
-  'B': 'backward',
-  'I': 'input gradient',
-  'W': 'weight gradient',
-  'U': 'update',
-  'R': 'recompute',
 }
 # Numbers are written where an action is at least this share of the width.
 _LABELLED_SHARE = 1 / 120
@@ -54,7 +51,7 @@ def save(timelines: Mapping[str, Timeline], path: str, unit: str = '') -> None:
   kinds = {s.action.kind for t in timelines.values() for s in t}
   all_axes[0, 0].legend(
     handles=[
-      patches.Patch(color=_COLOURS[kind], label=_LABELS[kind])
+      patches.Patch(color=_COLOURS[kind], label=KIND_NAMES[kind])
       for kind in _COLOURS
       if kind in kinds
     ],

@@ -4,8 +4,17 @@ from typing import NamedTuple
 
 from lingvo_gpipe.schedule.action import Action
 
-# Part of a B or an I in a measured timeline: activations computed again.
+# Part of a backward in a measured timeline: activations computed again.
 RECOMPUTE = 'R'
+
+KIND_NAMES = {
+  'F': 'forward',
+  'B': 'backward',
+  'I': 'input gradient',
+  'W': 'weight gradient',
+  'U': 'update',
+  RECOMPUTE: 'recompute',
+}
 
 
 class Span(NamedTuple):

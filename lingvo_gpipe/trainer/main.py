@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import math
-import sys
 
 from absl import app, flags
 from absl import logging as absl_logging
@@ -31,16 +30,7 @@ def run() -> None:
 def _main(argv: list[str]) -> int:
   absl_logging.set_verbosity(absl_logging.ERROR)
   logging.getLogger('tensorflow').setLevel(logging.ERROR)
-  try:
-    if len(argv) > 1:
-      raise errors.UserError(
-        f'Unknown argument "{argv[1]}"; flags begin with "--".'
-      )
-    _run_jobs()
-  except errors.UserError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
-  return 0
+  return errors.run_command(argv, _run_jobs)
 
 
 def _run_jobs() -> None:

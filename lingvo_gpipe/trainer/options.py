@@ -143,6 +143,10 @@ def model_params(model: str, dataset: str):
   if FLAGS.seed is not None:
     task.random_seed = FLAGS.seed
   task.random_seed = task.random_seed or 0
+  if FLAGS.schedule and FLAGS.schedule_file:
+    raise errors.UserError(
+      'Give one of --schedule and --schedule_file, not both.'
+    )
   if FLAGS.schedule is not None:  # It takes the place of a model's file.
     task.pipeline.Set(schedule_file=None, virtual_stages=None)
   for field in _PIPELINE_FIELDS:
