@@ -10,10 +10,9 @@ first step, imports apart.
 
 import json
 import statistics
-import subprocess
-import sys
 import time
 
+import fresh_process
 from absl import app, flags
 
 FLAGS = flags.FLAGS
@@ -58,14 +57,10 @@ def main(unused_argv):
 
 def _run_in_process(name):
   side = 'lingvo' if name.startswith('lingvo') else 'ours'
-  sizes = [f'--{f}={FLAGS[f].value}' for f in _SIZE_FLAGS]
-  command = [sys.executable, __file__, f'--side={side}', *sizes]
+  arguments = [f'--side={side}']
   if side == 'ours':
-    command.append(f'--remat={name.rpartition("=")[2]}')
-  output = subprocess.run(
-    command, check=True, capture_output=True, text=True
-  ).stdout
-  return json.loads(output.splitlines()[-1])
+    arguments.append(f'--remat={name.rpartition("=")[2]}')
+  return fresh_process.measure(__file__, arguments, _SIZE_FLAGS)
 
 
 _SIZE_FLAGS = ('steps', 'stages', 'micro_batches', 'layers')
