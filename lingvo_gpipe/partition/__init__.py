@@ -1,5 +1,11 @@
 """Where to cut the list of layers into stages."""
 
-from lingvo_gpipe.partition.contiguous import cut
+from lingvo_gpipe.partition.contiguous import (
+  DoesNotFit,
+  bottleneck,
+  cut,
+  cut_by,
+  imbalance,
+)
 
-__all__ = ['cut']
+__all__ = ['DoesNotFit', 'bottleneck', 'cut', 'cut_by', 'imbalance']
