@@ -24,7 +24,15 @@ def sizes(p, batch_size: int) -> tuple[int, ...]:
   if p.micro_batch_size:
     full, rest = divmod(batch_size, p.micro_batch_size)
     return (p.micro_batch_size,) * full + ((rest,) if rest else ())
-  count = p.num_micro_batches
+  return even_sizes(batch_size, p.num_micro_batches)
+
+
+def even_sizes(batch_size: int, count: int) -> tuple[int, ...]:
+  """Returns sizes of `count` micro-batches, the largest first.
+
+  Raises:
+    UserError: there would be a micro-batch without examples.
+  """
   if count > batch_size:
     raise errors.UserError(
       f'num_micro_batches={count}, but a mini-batch has only {batch_size} '

@@ -38,11 +38,11 @@ class PipelineTask(base_model.BaseTask):
         f'Task "{p.name}" needs a pipeline with a loss: set task.pipeline to '
         'PipeliningLayer.Params() with loss_tpl.'
       )
-    pipeline = p.pipeline.Copy()
+    pipeline = p.pipeline.Copy().Set(optimizer=p.train.optimizer)
     if p.input:
       self._batch_spec = self.input.datasource.GetDataset().element_spec
-      pipeline.input_specs, pipeline.target_specs = self._SplitBatch(
-        self._batch_spec
+      pipeline.input_specs, pipeline.target_specs = split_batch(
+        p, self._batch_spec
       )
     self.CreateChild('pipeline', pipeline)
 
@@ -52,11 +52,11 @@ class PipelineTask(base_model.BaseTask):
 
   def Plan(self):
     """Returns the Plan of the pipeline for batches of the task's input."""
-    return self.pipeline.Plan(*self._SplitBatch(self._batch_spec))
+    return self.pipeline.Plan(*split_batch(self.params, self._batch_spec))
 
   def FPropTower(self, theta, input_batch):
     """Returns the metrics of a batch and no per-example tensors."""
-    inputs, targets = self._SplitBatch(input_batch)
+    inputs, targets = split_batch(self.params, input_batch)
     return self.pipeline.FPropLoss(theta.pipeline, inputs, targets), {}
 
   def TrainStep(
@@ -72,7 +72,7 @@ class PipelineTask(base_model.BaseTask):
       Scalars: the average of each metric of the batch (`loss` and more), and
       `weight`, `grad_norm` (before clipping), `learning_rate`.
     """
-    inputs, targets = self._SplitBatch(input_batch)
+    inputs, targets = split_batch(self.params, input_batch)
     with _without_summaries():
       metrics, gradients = self.pipeline.ForwardBackward(
         self.theta.pipeline, inputs, targets, stopwatch
@@ -123,19 +123,28 @@ class PipelineTask(base_model.BaseTask):
       stats.update(learner_stats)
     return stats
 
-  def _SplitBatch(self, batch):
-    p = self.params
-    missing = set(p.input_keys + p.target_keys) - set(batch)
-    if missing:
-      raise errors.UserError(
-        f'Task "{p.name}" expects the batch fields {sorted(missing)}, which '
-        f'the input does not have (it has {sorted(batch)}): set input_keys and '
-        'target_keys.'
-      )
-    return (
-      tuple(batch[key] for key in p.input_keys),
-      tuple(batch[key] for key in p.target_keys),
+
+def split_batch(p, batch) -> tuple[tuple, tuple]:
+  """Returns what the first layer and the loss layer take of a batch.
+
+  Args:
+    p: Params of a PipelineTask.
+    batch: NestedMap of tensors or specs.
+
+  Raises:
+    UserError: the batch lacks a field.
+  """
+  missing = set(p.input_keys + p.target_keys) - set(batch)
+  if missing:
+    raise errors.UserError(
+      f'Task "{p.name}" expects the batch fields {sorted(missing)}, which '
+      f'the input does not have (it has {sorted(batch)}): set input_keys and '
+      'target_keys.'
     )
+  return (
+    tuple(batch[key] for key in p.input_keys),
+    tuple(batch[key] for key in p.target_keys),
+  )
 
 
 @contextlib.contextmanager

@@ -54,22 +54,34 @@ class PipeliningLayer(base_layer.BaseLayer):
       )
     # Plans and stages made so far, by what they were made for.
     self._plans, self._stages = {}, {}
-    self._cuts = cuts or self._cut_layers(len(device_of))
+    self._machine = pipelining_params.machine(p)
+    self._machine.check(len(schedule))
+    self._cuts = cuts or self._cut_layers(schedule)
     for device, layers in zip(device_of, self._cuts, strict=True):
       with tf.device(self._devices[device]):
         for l in layers:
           self.CreateChild(self._layer_params[l].name, self._layer_params[l])
 
-  def _cut_layers(self, num_stages: int) -> Sequence[range]:
+  def _cut_layers(self, schedule) -> Sequence[range]:
     p = self.params
+    num_stages = schedule_lib.num_stages(schedule)
     if p.input_specs is None:
       return partition.cut([1] * len(self._layer_params), num_stages)
-    traces, _ = plan_lib.trace_network(
-      self._layer_params,
-      *self._largest_micro_batch(tuple(p.input_specs), tuple(p.target_specs)),
-      p.batch_dim,
+    network = self._trace(
+      self._layer_params, tuple(p.input_specs), tuple(p.target_specs)
     )
-    return partition.cut([t.fprop_flops for t in traces], num_stages)
+    costs = plan_lib.Costs(network, self._machine)
+    return plan_lib.cut(costs, schedule, p.remat)
+
+  def _trace(self, layers, inputs, targets) -> plan_lib.Network:
+    """Traces layers on the largest micro-batch of a mini-batch like this."""
+    p = self.params
+    return plan_lib.trace_network(
+      layers,
+      *self._largest_micro_batch(inputs, targets),
+      p.batch_dim,
+      p.optimizer,
+    )
 
   def FProp(self, theta, *args):
     """Runs the layers, without the loss, and returns what the last returns.
@@ -162,15 +174,18 @@ class PipeliningLayer(base_layer.BaseLayer):
       if not with_loss:
         device_of = schedule_lib.placement(schedule)[: len(cuts)]
         schedule = schedule_lib.forward_only(device_of, len(sizes))
+      network = self._trace(layers, inputs, targets)
+      # Nothing is kept where nothing goes back.
+      remat = p.remat if with_loss or p.remat != 'budget' else 'full'
+      costs = plan_lib.Costs(network, self._machine)
       self._plans[key] = plan_lib.make_plan(
-        layers,
-        *self._largest_micro_batch(inputs, targets),
+        network,
         sizes,
         schedule,
         self._devices,
-        p.remat,
-        p.batch_dim,
+        remat,
         cuts,
+        plan_lib.remats(costs, schedule, remat, cuts),
       )
     return self._plans[key]
 

@@ -1,6 +1,7 @@
 """The fields of a PipeliningLayer, what they mean and how they may be set."""
 
 import itertools
+import math
 
 from lingvo_gpipe import errors, layer_list
 from lingvo_gpipe import plan as plan_lib
@@ -74,8 +75,34 @@ def define(p) -> None:
     'remat',
     'except_last',
     'Which activations to recompute in the backward pass: "none" (fastest, '
-    'most memory), "full" (a stage keeps its input alone), or "except_last" '
-    '(as full, but not where backward follows forward at once).',
+    'most memory), "full" (a stage keeps its input alone), "except_last" '
+    '(as full, but not where backward follows forward at once), "budget" (as '
+    'little as fits into device_memory), or "revolve:S" (S checkpoints a '
+    'stage).',
+  )
+  p.Define(
+    'device_memory',
+    None,
+    'Memory of a device, such as "16GiB", or of each ("8GiB,16GiB"): cuts and '
+    'remat="budget" keep within it.',
+  )
+  p.Define(
+    'device_speeds',
+    None,
+    'How fast each device is beside the others, such as "1,1,0.5"; equal if '
+    'not set. Slow devices get smaller stages.',
+  )
+  p.Define(
+    'profile',
+    None,
+    'File of measured times of the layers, to plan from in place of their '
+    'FLOPs; `python -m lingvo_gpipe.plan --profile=FILE` makes it.',
+  )
+  p.Define(
+    'optimizer',
+    None,
+    'Params of the optimizer, whose slots count towards device_memory; a '
+    'PipelineTask sets it.',
   )
   p.Define(
     'devices',
@@ -109,10 +136,10 @@ def check(p) -> None:
       f'{p.name}: set one of layer_tpl (a list of layers to be cut) and '
       'cell_tpl (ready-cut stages).'
     )
-  if p.remat not in plan_lib.REMAT_MODES:
+  plan_lib.check_remat(p.remat)
+  if p.remat == 'budget' and not p.device_memory:
     raise errors.UserError(
-      f'{p.name}.remat={p.remat!r}: choose one of '
-      f'{", ".join(plan_lib.REMAT_MODES)}.'
+      'remat=budget needs to know the budget: set device_memory, such as 16GiB.'
     )
   for field in ('num_stages', 'num_micro_batches'):
     if p.Get(field) < 1:
@@ -153,6 +180,33 @@ def make_schedule(p, num_micro_batches: int) -> schedule_lib.Schedule:
     p.virtual_stages,
     p.schedule_file,
   )
+
+
+def machine(p, **assumed) -> plan_lib.Machine:
+  """Returns what the Params say of the devices.
+
+  Args:
+    p: Params.
+    **assumed: further fields of the Machine.
+
+  Raises:
+    UserError: they say nonsense.
+  """
+  try:
+    speeds = tuple(map(float, p.device_speeds.split(',')))
+  except AttributeError:
+    speeds = ()
+  except ValueError:
+    speeds = (0.0,)
+  if any(not 0 < speed < math.inf for speed in speeds):
+    raise errors.UserError(
+      f'device_speeds={p.device_speeds!r}: give a positive number for each '
+      'device, such as "1,1,0.5".'
+    )
+  made = plan_lib.Machine(
+    memory=plan_lib.parse_memory(p.device_memory), speeds=speeds, **assumed
+  )
+  return plan_lib.read_profile(p.profile, made) if p.profile else made
 
 
 def num_devices(p) -> int:

@@ -5,10 +5,13 @@ the trainer and the tests call `configure`, library users call it themselves.
 """
 
 import contextlib
+import logging
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
+
+from absl import logging as absl_logging
 
 from lingvo_gpipe import errors
 
@@ -36,6 +39,12 @@ def configure(num_cpu_devices: int = 1) -> None:
   with quiet_tensorflow():
     _create_virtual_cpus(num_cpu_devices)
     py_utils.GetOrCreateGlobalStepVar()
+
+
+def silence_logs() -> None:
+  """Leaves of what TensorFlow and Lingvo log the errors alone."""
+  absl_logging.set_verbosity(absl_logging.ERROR)
+  logging.getLogger('tensorflow').setLevel(logging.ERROR)
 
 
 def _create_virtual_cpus(count: int) -> None:

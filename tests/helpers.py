@@ -1,5 +1,7 @@
 """Training a few steps in a test."""
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 from lingvo.core import py_utils
@@ -23,6 +25,32 @@ def losses(model, steps: int, **pipeline) -> list[np.float32]:
   step = tf.function(task.TrainStep, autograph=False)
   batches = iter(task.input.datasource.GetDataset())
   return [step(next(batches)).loss.numpy() for _ in range(steps)]
+
+
+def forward_backward(task, batch, stopwatch=None):
+  """Runs a mini-batch through the pipeline of a task."""
+  inputs, targets = pipeline_task.split_batch(task.params, batch)
+  return task.pipeline.ForwardBackward(
+    task.theta.pipeline, inputs, targets, stopwatch
+  )
+
+
+def num_matrix_products(task) -> int:
+  """Counts matrix products in all calls of a step."""
+  batch = next(iter(task.input.datasource.GetDataset()))
+  step = tf.function(functools.partial(forward_backward, task), autograph=False)
+  definition = step.get_concrete_function(batch).graph.as_graph_def()
+  bodies = {f.signature.name: f.node_def for f in definition.library.function}
+
+  def count(nodes):
+    total = 0
+    for node in nodes:
+      total += node.op in ('MatMul', 'BatchMatMulV2', 'Einsum')
+      if 'f' in node.attr:
+        total += count(bodies[node.attr['f'].func.name])
+    return total
+
+  return count(definition.node)
 
 
 def plain_losses(model, steps: int) -> list[np.float32]:

@@ -7,6 +7,8 @@ import pytest
 import small_models
 import tensorflow as tf
 
+from lingvo_gpipe import pipeline_task
+
 _CALLS = ('PartitionedCall', 'StatefulPartitionedCall')
 
 
@@ -22,7 +24,7 @@ def _graph(model, **pipeline):
   task = helpers.make_task(model, num_stages=4, **pipeline)
 
   def forward_backward(batch):
-    inputs, targets = task._SplitBatch(batch)
+    inputs, targets = pipeline_task.split_batch(task.params, batch)
     metrics, gradients = task.pipeline.ForwardBackward(
       task.theta.pipeline, inputs, targets
     )

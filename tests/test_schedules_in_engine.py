@@ -76,15 +76,7 @@ def test_updates_inside_a_schedule_are_refused(tmp_path):
     )
 
 
-def _forward_backward(task, batch, stopwatch=None):
-  inputs, targets = task._SplitBatch(batch)
-  return task.pipeline.ForwardBackward(
-    task.theta.pipeline, inputs, targets, stopwatch
-  )
-
-
 def _num_matrix_products(schedule, remat):
-  """Counts them in all calls of a step."""
   task = helpers.make_task(
     small_models.Micro,
     num_stages=4,
@@ -92,22 +84,7 @@ def _num_matrix_products(schedule, remat):
     schedule=schedule,
     remat=remat,
   )
-  batch = next(iter(task.input.datasource.GetDataset()))
-  step = tf.function(
-    functools.partial(_forward_backward, task), autograph=False
-  )
-  definition = step.get_concrete_function(batch).graph.as_graph_def()
-  bodies = {f.signature.name: f.node_def for f in definition.library.function}
-
-  def count(nodes):
-    total = 0
-    for node in nodes:
-      total += node.op in ('MatMul', 'BatchMatMulV2', 'Einsum')
-      if 'f' in node.attr:
-        total += count(bodies[node.attr['f'].func.name])
-    return total
-
-  return count(definition.node)
+  return helpers.num_matrix_products(task)
 
 
 @pytest.mark.parametrize('remat', ['none', 'full', 'except_last'])
@@ -130,8 +107,8 @@ def test_a_stopwatch_changes_no_bit_and_sees_every_action():
 
   @tf.function(autograph=False)
   def both():
-    plain = _forward_backward(task, batch)
-    timed = _forward_backward(task, batch, watch)
+    plain = helpers.forward_backward(task, batch)
+    timed = helpers.forward_backward(task, batch, watch)
     return plain, timed, watch.times()
 
   both()

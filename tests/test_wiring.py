@@ -10,7 +10,18 @@ _ID = tf.TensorSpec([2], tf.int32)
 
 
 def _trace(used, passed, *outputs):
-  return cost.LayerTrace('Layer', 0, 0, 0, used, outputs, passed)
+  return cost.LayerTrace(
+    kind='Layer',
+    num_params=0,
+    param_bytes=0,
+    trained_bytes=0,
+    weight_shapes=(),
+    fprop_flops=0,
+    backward=None,
+    used_inputs=used,
+    outputs=outputs,
+    passed_inputs=passed,
+  )
 
 
 def _network():

@@ -11,6 +11,7 @@ allocated and a model of any size can be looked at on any machine:
 """
 
 import dataclasses
+import math
 from concurrent import futures
 from typing import Any
 
@@ -18,7 +19,7 @@ import tensorflow as tf
 from lingvo.core import base_layer, cluster_factory, tshape
 
 from lingvo_gpipe import errors, randomness
-from lingvo_gpipe.cost import flops, purity
+from lingvo_gpipe.cost import backward, flops, memory, purity
 from lingvo_gpipe.layers import call
 
 
@@ -32,7 +33,10 @@ class LayerTrace:
     kind: the layer's class name.
     num_params: number of trainable weights.
     param_bytes: bytes of all its variables.
+    trained_bytes: bytes of the gradients of its trainable weights.
+    weight_shapes: (shape, dtype name) of each trainable weight.
     fprop_flops: FLOPs of one FProp on the traced shapes.
+    backward: what its backward pass costs.
     used_inputs: for each input leaf, whether the layer computes with it.
     outputs: structure (a tuple) of the outputs, `tf.TensorSpec`s and Nones.
     passed_inputs: for each output leaf, the index of the input leaf that it
@@ -42,7 +46,10 @@ class LayerTrace:
   kind: str
   num_params: int
   param_bytes: int
+  trained_bytes: int
+  weight_shapes: tuple[tuple[tuple[int, ...], str], ...]
   fprop_flops: int
+  backward: backward.BackwardCost
   used_inputs: tuple[bool, ...]
   outputs: tuple
   passed_inputs: tuple[int | None, ...]
@@ -76,11 +83,17 @@ def _trace(cluster, p, args, batch_dim) -> LayerTrace:
     theta = layer.theta.Transform(_placeholder)
     inputs = tf.nest.map_structure(_placeholder, args)
     num_setup_ops = len(graph.get_operations())
-    outputs = _call_symbolically(layer, p.name, theta, inputs, batch_dim)
+    input_leaves = tf.nest.flatten(inputs)
+    trained = [
+      w
+      for w, v in zip(theta.Flatten(), layer.vars.Flatten(), strict=True)
+      if v.trainable and v.dtype.is_floating
+    ]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+      tape.watch([*trained, *_differentiable(input_leaves)])
+      outputs, rng = _call_symbolically(layer, p.name, theta, inputs, batch_dim)
     ops = graph.get_operations()[num_setup_ops:]
     purity.check(p.name, graph, ops)
-
-    input_leaves = tf.nest.flatten(inputs)
     output_leaves = tf.nest.flatten(outputs)
     passed = tuple(_index_of(leaf, input_leaves) for leaf in output_leaves)
     used = tuple(bool(t is not None and t.consumers()) for t in input_leaves)
@@ -89,7 +102,14 @@ def _trace(cluster, p, args, batch_dim) -> LayerTrace:
       kind=p.cls.__name__,
       num_params=sum(v.shape.num_elements() for v in variables if v.trainable),
       param_bytes=sum(v.shape.num_elements() * v.dtype.size for v in variables),
-      fprop_flops=_declared_flops(p, args) or flops.count(graph, ops),
+      trained_bytes=sum(map(memory.size, trained)),
+      weight_shapes=tuple(
+        (tuple(w.shape.as_list()), w.dtype.name) for w in trained
+      ),
+      fprop_flops=_fprop_flops(p, args, graph, ops, outputs),
+      backward=backward.trace(
+        graph, trained, rng, input_leaves, output_leaves, tape
+      ),
       used_inputs=used,
       outputs=tf.nest.map_structure(_spec, outputs),
       passed_inputs=passed,
@@ -97,7 +117,11 @@ def _trace(cluster, p, args, batch_dim) -> LayerTrace:
 
 
 def _call_symbolically(layer, name, theta, inputs, batch_dim):
-  """Calls FProp on placeholders; explains what goes wrong."""
+  """Calls FProp on placeholders; explains what goes wrong.
+
+  Returns:
+    (outputs, the placeholders that randomness depends on).
+  """
   scalar = tf.TensorSpec([], tf.int64)
   batch_sizes = [
     t.shape[batch_dim]
@@ -114,10 +138,10 @@ def _call_symbolically(layer, name, theta, inputs, batch_dim):
     num_examples=batch_sizes[0],
     batch_dim=batch_dim,
   )
+  seed = _placeholder(scalar)
+  rng = [micro_batch.step, micro_batch.first_example, seed]
   try:
-    return call.fprop(
-      layer, name, theta, inputs, _placeholder(scalar), micro_batch
-    )
+    return call.fprop(layer, name, theta, inputs, seed, micro_batch), rng
   except errors.UserError:
     raise
   except (ValueError, TypeError, AssertionError, AttributeError) as error:
@@ -131,21 +155,49 @@ def _call_symbolically(layer, name, theta, inputs, batch_dim):
     ) from error
 
 
-def _declared_flops(p, args) -> int | None:
-  """Returns the FLOPs that the layer's FPropMeta declares, if it has one."""
+def _fprop_flops(p, args, graph, ops, outputs) -> int:
+  """Returns what FPropMeta declares, or else what the graph holds.
+
+  Raises:
+    UserError: FPropMeta fails or declares nonsense.
+  """
 
   def to_tshape(spec):
     return None if spec is None else tshape.Shape(spec.shape.as_list())
 
+  where = f'FPropMeta of layer "{p.name}" ({p.cls.__name__})'
   try:
     meta = p.cls.FPropMeta(p, *tf.nest.map_structure(to_tshape, args))
-    return int(meta.flops)
+    declared = float(meta.flops)
+    shapes = [_as_list(shape) for shape in tf.nest.flatten(meta.out_shapes)]
   except NotImplementedError:
-    return None
+    return flops.count(graph, ops)
   except Exception as error:
+    raise errors.UserError(f'{where} failed: {error!r}') from error
+  if not 0 <= declared < math.inf:
     raise errors.UserError(
-      f'FPropMeta of layer "{p.name}" ({p.cls.__name__}) failed: {error!r}'
-    ) from error
+      f'{where} says flops={meta.flops}: a number from 0 on is needed.'
+    )
+  real = [_as_list(leaf) for leaf in tf.nest.flatten(outputs)]
+  if shapes != real:
+    raise errors.UserError(
+      f'{where} says that the outputs have shapes {shapes}; FProp returns '
+      f'{real}.'
+    )
+  return int(declared) or flops.count(graph, ops)
+
+
+def _as_list(leaf):
+  """Returns the shape of a tensor, or a tshape.Shape, as a list."""
+  if leaf is None:
+    return None
+  if isinstance(leaf, tshape.Shape):
+    return leaf.ToTensorShape().as_list()
+  return leaf.shape.as_list()
+
+
+def _differentiable(leaves):
+  return [t for t in leaves if t is not None and t.dtype.is_floating]
 
 
 def _placeholder(like: Any) -> tf.Tensor | None:

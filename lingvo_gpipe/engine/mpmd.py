@@ -153,11 +153,8 @@ class _Runner:
         outputs = stage.functions.run_forward(*self._call(k, i))
       else:
         step, known = self._start(k, i)
-        if self._plan.keeps_activations(k, i):
-          outputs = step.record(known)
-          self._known[k, i] = known
-        else:
-          outputs = step.forward(known)
+        outputs = step.forward(known, self._plan.remat_of(k, i))
+        self._known[k, i] = known
       self._ran(k, outputs)
     # Relays are outputs for the sake of their gradients alone: the values
     # themselves go straight from their maker to their users.
@@ -175,7 +172,7 @@ class _Runner:
       theta, inputs = flat[:num_weights], flat[num_weights:]
       return stage.functions.forward(theta, inputs, rng, size)
 
-    if not self._plan.keeps_activations(k, i):
+    if not self._plan.remat_of(k, i).recorded:
       forward = tf.recompute_grad(forward)
     with self._turn_of(action, inputs):
       outputs = forward(*theta, *inputs)
@@ -189,33 +186,49 @@ class _Runner:
     k, i = action.stage, action.micro_batch
     step, known, cotangents = self._way_back(k, i)
     with self._turn_of(action, [*self._inputs(k, i), *cotangents]):
-      self._recompute_apart(action, step, known)
-      dinputs, sums = step.backward(known, cotangents, self._sums_for(k, i))
-      self._ran(k, sums or dinputs)
-      self._sum(k, i, sums)
-    self._send_back(k, i, dinputs)
+      sums = self._sums_for(k, i)
+      self._call_in_order(
+        action, step.backward(known, cotangents, sums, *self._how(k, i))
+      )
+      self._sum(k, i, step.sums(known))
+    self._send_back(k, i, step.dinputs(known))
 
   def _input_gradient(self, action):
     k, i = action.stage, action.micro_batch
     step, known, cotangents = self._way_back(k, i)
     with self._turn_of(action, [*self._inputs(k, i), *cotangents]):
-      if step.dinputs:
-        self._recompute_apart(action, step, known)
-      dinputs = step.input_gradient(known, cotangents)
-      self._ran(k, dinputs)
+      self._call_in_order(
+        action, step.input_gradient(known, cotangents, *self._how(k, i))
+      )
     self._known[k, i] = known
-    self._send_back(k, i, dinputs)
+    if step.sends_back:
+      self._send_back(k, i, step.dinputs(known))
 
   def _weight_gradient(self, action):
     k, i = action.stage, action.micro_batch
     step = self._stages[k].functions.step(*self._call(k, i))
     known = self._known.pop((k, i))
     with self._turn_of(action, []):
-      if not step.dinputs:
-        self._recompute_apart(action, step, known)
-      sums = step.weight_gradient(known, self._sums_for(k, i))
-      self._ran(k, sums)
-      self._sum(k, i, sums)
+      sums = self._sums_for(k, i)
+      self._call_in_order(
+        action, step.weight_gradient(known, sums, *self._how(k, i))
+      )
+      self._sum(k, i, step.sums(known))
+
+  def _how(self, k, i):
+    """Returns the remat plan, and whether recomputing is to be timed."""
+    return self._plan.remat_of(k, i), self._stopwatch is not None
+
+  def _call_in_order(self, action, calls):
+    """Makes the calls of an action, each after the one before."""
+    device = self._stages[action.stage].plan.device
+    for call in calls:
+      before = self._last_ops.get(device)
+      with tf.control_dependencies([before] if before is not None else []):
+        results = call.run()
+      self._ran(action.stage, results)
+      if self._stopwatch and call.is_recompute:
+        self._stopwatch.recomputed(action, before, results[0].op)
 
   def _inputs(self, k, i):
     takes = self._stages[k].plan.wiring.takes
@@ -235,16 +248,10 @@ class _Runner:
 
   def _way_back(self, k, i):
     """Returns the Step, what is known of it, and the gradients that came in."""
-    step, known = self._start(k, i)
-    known = self._known.pop((k, i), known)
+    step = self._stages[k].functions.step(*self._call(k, i))
+    known = self._known.pop((k, i))
     awaits = self._stages[k].plan.wiring.awaits
     return step, known, [self._cotangents[i].pop(v) for v in awaits]
-
-  def _recompute_apart(self, action, step, known):
-    """Under a stopwatch: computes dropped activations again, timed apart."""
-    if self._stopwatch and not step.is_recorded(known):
-      outputs = step.record(known)
-      self._stopwatch.recomputed(action, outputs[0].op)
 
   def _send_back(self, k, i, dinputs):
     values = self._plan.wiring.values

@@ -41,9 +41,13 @@ class Stopwatch:
     arrived = self._stamp(action, 'arrived', here)
     return self._stamp(action, 'start', [arrived, *before])
 
-  def recomputed(self, action: Action, op: tf.Operation) -> tf.Operation:
-    """Notes when `op`, the recomputation in a backward, is done."""
-    return self._stamp(action, 'recomputed', [op])
+  def recomputed(
+    self, action: Action, before: tf.Operation, op: tf.Operation
+  ) -> None:
+    """Notes when `op`, a recomputation that followed `before`, ran."""
+    number = len(self._stamps[action])
+    self._stamp(action, f'recomputes_{number}', [before])
+    self._stamp(action, f'recomputed_{number}', [op])
 
   def end(self, action: Action, op: tf.Operation) -> tf.Operation:
     """Returns an op that runs after `op`, and notes when."""
@@ -62,21 +66,21 @@ class Stopwatch:
   def times(self) -> tf.Tensor:
     """Returns float64 [actions, 4]: arrived, start, recomputed, end.
 
-    In seconds since 1970; recomputed is start where nothing was.
+    In seconds since 1970; recomputed is start and the time of recomputing.
     """
-    return tf.stack(
-      [
-        tf.stack(
-          [
-            stamps['arrived'],
-            stamps['start'],
-            stamps.get('recomputed', stamps['start']),
-            stamps['end'],
-          ]
-        )
-        for stamps in self._stamps.values()
-      ]
-    )
+    return tf.stack([_row(stamps) for stamps in self._stamps.values()])
+
+
+def _row(stamps):
+  recomputed = stamps['start']
+  for what, stamp in stamps.items():
+    if what.startswith('recomputed_'):
+      recomputed += stamp
+    elif what.startswith('recomputes_'):
+      recomputed -= stamp
+  return tf.stack(
+    [stamps['arrived'], stamps['start'], recomputed, stamps['end']]
+  )
 
 
 def to_timeline(

@@ -1,22 +1,32 @@
 """The plan of a pipeline: made from shapes, before anything is built."""
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 
 from lingvo.core import base_layer
 
-from lingvo_gpipe import cost
+from lingvo_gpipe import checkpointing, cost
 from lingvo_gpipe import schedule as schedule_lib
-from lingvo_gpipe.plan import remat as remat_lib
+from lingvo_gpipe.plan import costs as costs_lib
 from lingvo_gpipe.plan import wiring as wiring_lib
 
 
 @dataclasses.dataclass(frozen=True)
 class StagePlan:
-  """One stage: its layers and what it exchanges with the others."""
+  """One stage.
+
+  Attributes:
+    wiring: its layers and what it exchanges with the others.
+    device: TensorFlow name of the device.
+    remat: what it keeps and recomputes, by layers counted from its first.
+    last_remat: the same for the last micro-batch.
+  """
 
   wiring: wiring_lib.StageWiring
   device: str
+  remat: checkpointing.Remat
+  last_remat: checkpointing.Remat
 
   @property
   def layers(self) -> range:
@@ -28,22 +38,30 @@ class Plan:
   """All that is decided about a pipeline.
 
   Attributes:
-    names: of the layers, unique.
-    traces: what each layer costs, for one micro-batch.
-    wiring: which tensor goes where.
+    network: the layers, what each costs, and which tensor goes where.
     stages: the layers and the device of each stage.
     micro_batch_sizes: number of examples of each micro-batch.
-    remat: which activations are recomputed, one of REMAT_MODES.
+    remat: which activations are recomputed, by name.
     schedule: what each device does, in which order.
   """
 
-  names: tuple[str, ...]
-  traces: tuple[cost.LayerTrace, ...]
-  wiring: wiring_lib.Wiring
+  network: costs_lib.Network
   stages: tuple[StagePlan, ...]
   micro_batch_sizes: tuple[int, ...]
   remat: str
   schedule: schedule_lib.Schedule
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    return self.network.names
+
+  @property
+  def traces(self) -> tuple[cost.LayerTrace, ...]:
+    return self.network.traces
+
+  @property
+  def wiring(self) -> wiring_lib.Wiring:
+    return self.network.wiring
 
   @property
   def num_stages(self) -> int:
@@ -59,11 +77,12 @@ class Plan:
     device_of = schedule_lib.placement(self.schedule)
     return schedule_lib.forward_only(device_of, self.num_micro_batches)
 
-  def keeps_activations(self, k: int, i: int) -> bool:
-    """Returns whether stage k keeps the activations of micro-batch i."""
-    return remat_lib.keeps_activations(
-      self.remat, k, i, self.num_stages, self.num_micro_batches
-    )
+  def remat_of(self, k: int, i: int) -> checkpointing.Remat:
+    """Returns what stage k keeps and recomputes of micro-batch i."""
+    stage = self.stages[k]
+    if i == self.num_micro_batches - 1:
+      return stage.last_remat
+    return stage.remat
 
 
 def trace_network(
@@ -71,7 +90,8 @@ def trace_network(
   inputs: tuple,
   targets: tuple,
   batch_dim: int,
-) -> tuple[tuple[cost.LayerTrace, ...], wiring_lib.Wiring]:
+  optimizer=None,
+) -> costs_lib.Network:
   """Traces every layer on the shapes that reach it; equal ones only once.
 
   Args:
@@ -79,20 +99,38 @@ def trace_network(
     inputs: specs of the first layer's arguments, for one micro-batch.
     targets: specs of the last layer's further arguments.
     batch_dim: which dimension counts the examples.
+    optimizer: Params of the optimizer whose slots count, or None.
+
+  Raises:
+    UserError: a layer cannot be in a pipeline.
   """
   known = {}
-  traces = []
+  keys, traces, slots = [], [], []
   builder = wiring_lib.WiringBuilder(inputs)
   for position, p in enumerate(layers):
     if position == len(layers) - 1:
       builder.bring_in(targets)
     args = builder.args()
-    key = (structure_key(p), str(args))
+    key = f'{structure_key(p)} {args}'
     if key not in known:
-      known[key] = cost.trace_layer(p, args, batch_dim)
-    traces.append(known[key])
-    builder.add(known[key])
-  return tuple(traces), builder.build()
+      trace = cost.trace_layer(p, args, batch_dim)
+      known[key] = trace, _slot_bytes(optimizer, trace)
+    trace, slot_bytes = known[key]
+    keys.append(hashlib.md5(key.encode()).hexdigest())
+    traces.append(trace)
+    slots.append(slot_bytes)
+    builder.add(trace)
+  return costs_lib.Network(
+    names=tuple(p.name for p in layers),
+    keys=tuple(keys),
+    traces=tuple(traces),
+    wiring=builder.build(),
+    slot_bytes=tuple(slots),
+  )
+
+
+def _slot_bytes(optimizer, trace):
+  return optimizer and cost.slot_bytes(optimizer, trace.weight_shapes) or 0
 
 
 def structure_key(p: base_layer.BaseLayerParamsT) -> str:
@@ -101,42 +139,33 @@ def structure_key(p: base_layer.BaseLayerParamsT) -> str:
 
 
 def make_plan(
-  layers: Sequence[base_layer.BaseLayerParamsT],
-  inputs: tuple,
-  targets: tuple,
+  network: costs_lib.Network,
   micro_batch_sizes: Sequence[int],
   schedule: schedule_lib.Schedule,
   devices: Sequence[str],
   remat: str,
-  batch_dim: int,
   cuts: Sequence[range],
+  remats: Sequence[tuple[checkpointing.Remat, checkpointing.Remat]],
 ) -> Plan:
-  """Plans a pipeline.
+  """Puts together what was decided.
 
   Args:
-    layers: Params of the layers, named.
-    inputs: specs of the first layer's arguments for the largest micro-batch.
-    targets: likewise for the loss layer's arguments beyond its inputs.
+    network: the layers, traced on the largest micro-batch.
     micro_batch_sizes: number of examples of each micro-batch.
     schedule: verified; says which device has which stage.
     devices: TensorFlow names of the schedule's devices.
-    remat: one of REMAT_MODES.
-    batch_dim: which dimension counts the examples.
+    remat: its name.
     cuts: the layers of each stage.
-
-  Raises:
-    UserError: a layer cannot be in a pipeline.
+    remats: of each stage, for all micro-batches and for the last one.
   """
-  traces, wiring = trace_network(layers, inputs, targets, batch_dim)
   device_of = schedule_lib.placement(schedule)
+  stages = [
+    StagePlan(network.wiring.stage(layers), devices[device], *of_stage)
+    for layers, device, of_stage in zip(cuts, device_of, remats, strict=True)
+  ]
   return Plan(
-    names=tuple(p.name for p in layers),
-    traces=traces,
-    wiring=wiring,
-    stages=tuple(
-      StagePlan(wiring.stage(layer_range), devices[device])
-      for layer_range, device in zip(cuts, device_of, strict=True)
-    ),
+    network=network,
+    stages=tuple(stages),
     micro_batch_sizes=tuple(micro_batch_sizes),
     remat=remat,
     schedule=schedule,

@@ -1,50 +1,139 @@
 """Writes a plan for people to read."""
 
-from lingvo_gpipe import schedule as schedule_lib
+from lingvo_gpipe.plan import forecast as forecast_lib
+from lingvo_gpipe.plan import machine as machine_lib
 from lingvo_gpipe.plan import plan as plan_lib
-from lingvo_gpipe.plan import times as times_lib
-from lingvo_gpipe.schedule import memory
+
+_KINDS = {
+  'weights': 'weights',
+  'slots': 'slots',
+  'gradients': 'grads',
+  'batch': 'batch',
+  'activations': 'activ.',
+  'workspace': 'work',
+}
 
 
-def to_text(plan: plan_lib.Plan) -> str:
-  """Returns a table of layers by stage; FLOPs are of one micro-batch."""
+def to_text(
+  plan: plan_lib.Plan,
+  forecast: forecast_lib.Forecast,
+  machine: machine_lib.Machine,
+) -> str:
+  """Returns the figures of the pipeline, a table of stages, and the layers."""
+  return '\n'.join(
+    [
+      *_summary(plan, forecast, machine),
+      '',
+      *_stage_table(forecast, machine),
+      '',
+      *_layers(plan),
+      '',
+    ]
+  )
+
+
+def summary(
+  plan: plan_lib.Plan,
+  forecast: forecast_lib.Forecast,
+  machine: machine_lib.Machine,
+) -> str:
+  """Returns the figures of the pipeline and the table of stages alone."""
+  return '\n'.join(
+    [
+      *_summary(plan, forecast, machine),
+      '',
+      *_stage_table(forecast, machine),
+    ]
+  )
+
+
+def _summary(plan, forecast, machine):
   sizes = plan.micro_batch_sizes
+  num_params = sum(t.num_params for t in plan.traces)
+  source = 'as measured' if machine.measured else _assumed(machine)
   lines = [
     f'{plan.num_stages} stages on {len(plan.schedule)} devices, '
     f'{plan.num_micro_batches} micro-batches of '
     f'{_range(min(sizes), max(sizes))} examples, remat {plan.remat}',
-    f'bubble by FLOPs: {_bubble(plan)}',
-    'micro-batches in flight: '
-    + ', '.join(
-      f'device {d} {peak}' for d, peak in enumerate(memory.peaks(plan.schedule))
-    ),
-    '',
+    f'{num_params:,} parameters in all',
+    f'step {seconds(forecast.step_seconds)} ({source}), '
+    f'{sum(sizes) / forecast.step_seconds:,.4g} examples/s'
+    if forecast.step_seconds
+    else 'step unknown: no layer has FLOPs',
+    f'bubble {forecast.bubble:.1%} '
+    f'({", ".join(f"{c} {s:.1%}" for c, s in forecast.causes.items())}), '
+    f'recomputation {forecast.recompute_share:.1%} of all work',
+    f'slowest stage {forecast.imbalance:.3f} of the mean, the least that '
+    'contiguous stages allow',
+    f'memory at most {si(max(forecast.device_bytes))}B a device',
+  ]
+  if machine.memory:
+    free = [
+      machine.memory_of(d) - used
+      for d, used in enumerate(forecast.device_bytes)
+    ]
+    lines[-1] += f', at least {si(min(free))}B left free'
+  return lines
+
+
+def _assumed(machine):
+  return f'at {si(machine.flops)}FLOP/s a device'
+
+
+def _stage_table(forecast, machine):
+  """A line a stage; activations and workspace at their peak."""
+  header = (
+    f'{"stage":>5} {"device":>6} {"layers":>11} {"parameters":>14} '
+    f'{"FLOPs":>8} {"forward":>9} {"backward":>9} {"again":>9} {"held":>4} '
+    + ' '.join(f'{name:>8}' for name in _KINDS.values())
+    + f' {"sum":>8}'
+  )
+  lines = [header]
+  for k, stage in enumerate(forecast.stages):
+    layers = f'{stage.layers.start}-{stage.layers.stop - 1}'
+    backward = stage.seconds['B'] - stage.recompute_seconds
+    lines.append(
+      f'{k:>5} {stage.device:>6} {layers:>11} {stage.num_params:>14,} '
+      f'{si(stage.forward_flops):>8} {seconds(stage.seconds["F"]):>9} '
+      f'{seconds(backward):>9} {seconds(stage.recompute_seconds):>9} '
+      f'{stage.in_flight:>4} '
+      + ' '.join(f'{si(stage.bytes[kind]):>8}' for kind in _KINDS)
+      + f' {si(sum(stage.bytes.values())):>8}'
+    )
+  lines.append(
+    'FLOPs and times of one micro-batch; bytes at the peak, activations of as '
+    'many micro-batches as are "held"'
+  )
+  if machine.memory:
+    free = ', '.join(
+      f'{si(machine.memory_of(d) - used)}B'
+      for d, used in enumerate(forecast.device_bytes)
+    )
+    lines.append(f'left free on each device: {free}')
+  return lines
+
+
+def _layers(plan):
+  """The layers under the stage that holds them."""
+  lines = [
     f'{"layer":<24} {"kind":<24} {"parameters":>12} {"bytes":>10} '
-    f'{"forward FLOPs":>14}',
+    f'{"forward FLOPs":>14}'
   ]
   for k, stage in enumerate(plan.stages):
-    traces = [plan.traces[l] for l in stage.layers]
-    sent = sum(_bytes(plan, v) for v in stage.wiring.gives)
-    lines += [
-      '',
-      f'stage {k} on {stage.device}: '
-      f'{sum(t.num_params for t in traces):,} parameters, '
-      f'{si(sum(t.param_bytes for t in traces))}B, '
-      f'{si(sum(t.fprop_flops for t in traces))}FLOPs, '
-      f'hands on {si(sent)}B',
-    ]
+    lines += ['', f'stage {k} on {stage.device}']
     for l in stage.layers:
       t = plan.traces[l]
       lines.append(
         f'  {plan.names[l]:<22} {t.kind:<24} {t.num_params:>12,} '
         f'{si(t.param_bytes) + "B":>10} {si(t.fprop_flops):>14}'
       )
-  total = sum(t.num_params for t in plan.traces)
-  return '\n'.join([*lines, '', f'{total:,} parameters in all', ''])
+  return lines
 
 
 def si(value: float) -> str:
   """Returns e.g. `1.5 M`; units are decimal."""
+  if value < 0:
+    return f'-{si(-value)}'
   units = ['', 'k', 'M', 'G', 'T', 'P']
   while value >= 1000 and len(units) > 1:
     value /= 1000
@@ -52,20 +141,14 @@ def si(value: float) -> str:
   return f'{value:.3g} {units[0]}'
 
 
+def seconds(value: float) -> str:
+  """Returns e.g. `1.5 ms`."""
+  if value >= 1 or value == 0:
+    return f'{value:.3g} s'
+  if value >= 1e-3:
+    return f'{value * 1e3:.3g} ms'
+  return f'{value * 1e6:.3g} us'
+
+
 def _range(low: int, high: int) -> str:
   return str(low) if low == high else f'{low} to {high}'
-
-
-def _bubble(plan: plan_lib.Plan) -> str:
-  times = times_lib.planned_times(plan)
-  timeline = schedule_lib.simulate(plan.schedule, times)
-  if not schedule_lib.makespan(timeline):
-    return 'unknown'
-  causes = schedule_lib.bubble_by_cause(plan.schedule, times)
-  parts = ', '.join(f'{name} {share:.1%}' for name, share in causes.items())
-  return f'{schedule_lib.bubble(timeline):.1%} ({parts})'
-
-
-def _bytes(plan: plan_lib.Plan, v: int) -> int:
-  spec = plan.wiring.values[v].spec
-  return (spec.shape.num_elements() or 0) * spec.dtype.size

@@ -1,11 +1,13 @@
 """What a device holds: activations, from forward to the end of backward."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lingvo_gpipe.schedule.action import (
   BACKWARD,
   FORWARD,
+  INPUT_GRADIENT,
   WEIGHT_GRADIENT,
+  Action,
   Schedule,
   num_stages,
 )
@@ -30,6 +32,53 @@ def peaks(
 ) -> list[float]:
   """Returns for each device the most that it ever holds; see `held`."""
   return [max(row, default=0) for row in held(schedule, activation_bytes)]
+
+
+def stage_peaks(schedule: Schedule) -> list[int]:
+  """Returns for each stage how many micro-batches it holds at most."""
+  counts = []
+  for k in range(num_stages(schedule)):
+    [mine] = [
+      own
+      for actions in schedule
+      if (own := [a for a in actions if a.stage == k])
+    ]
+    counts.append(max(_held_by_device(mine, [1] * (k + 1))))
+  return counts
+
+
+def device_bytes(
+  schedule: Schedule,
+  kept: Callable[[int, int], float],
+  waiting: Callable[[int, int], float],
+  working: Callable[[Action], float],
+) -> list[float]:
+  """Returns the most bytes of activations that each device ever holds.
+
+  Args:
+    schedule: verified.
+    kept: of (k, i): what stage k holds of micro-batch i from F to B or I.
+    waiting: of (k, i): likewise between I and W.
+    working: what an action holds beside that while it runs.
+  """
+  return [_most_bytes(actions, kept, waiting, working) for actions in schedule]
+
+
+def _most_bytes(actions, kept, waiting, working):
+  now = most = 0
+  for action in actions:
+    place = action.stage, action.micro_batch
+    if action.kind == FORWARD:
+      now += kept(*place)
+    most = max(most, now + working(action))
+    if action.kind == INPUT_GRADIENT:
+      now += waiting(*place)
+      most = max(most, now)
+    if action.kind in (BACKWARD, INPUT_GRADIENT):
+      now -= kept(*place)
+    if action.kind == WEIGHT_GRADIENT:
+      now -= waiting(*place)
+  return most
 
 
 def _held_by_device(actions, sizes):

@@ -8,6 +8,7 @@ All are kept out of line: the graph of a step has one node for a call however
 many layers a stage has.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -75,11 +76,11 @@ class StageFunctions:
     self._templates = [layer.theta for layer in layers]
     weights = [w for theta in self._templates for w in theta.Flatten()]
     self._trained = [j for j, w in enumerate(weights) if _is_trained(w)]
+    self._trained_by_layer = [
+      sum(map(_is_trained, theta.Flatten())) for theta in self._templates
+    ]
     self._gradient_specs = [
       tf.TensorSpec(weights[j].shape, weights[j].dtype) for j in self._trained
-    ]
-    self._with_gradient = [
-      j for j, v in enumerate(wiring.takes) if network.values[v].has_gradient
     ]
     outputs = wiring.gives + wiring.relays
     self._awaiting = [outputs.index(v) for v in wiring.awaits]
@@ -126,22 +127,25 @@ class StageFunctions:
     with graph.as_default():
       theta, inputs = _placeholders(theta), _placeholders(inputs)
       rng = Rng(*_placeholders(rng))
-      sources = [theta[j] for j in self._trained]
-      sources += [inputs[j] for j in self._with_gradient]
+      trained = [theta[j] for j in self._trained]
+      crossing = {v: t for v, t in zip(self._wiring.takes, inputs, strict=True)}
+      boundaries = [crossing]
       with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(sources)
-        outputs = self._forward(theta, inputs, rng, num_examples)
+        tape.watch(trained)
+        tape.watch(self._differentiable(crossing))
+        outputs = self._forward(theta, inputs, rng, num_examples, boundaries)
       targets = [outputs[j] for j in self._awaiting]
       cotangents = _placeholders(targets)
       objective = [] if self._loss_name is None else outputs[-1:]
-      found = tape.gradient(
+      sources = trained, *map(self._differentiable, boundaries)
+      dtrained, *dboundaries = tape.gradient(
         targets + objective,
         sources,
         output_gradients=cotangents + [tf.ones_like(t) for t in objective],
         unconnected_gradients=tf.UnconnectedGradients.ZERO,
       )
-      num_trained = len(self._trained)
-      gradients = _placeholders(found[:num_trained])
+      gradients = _placeholders(dtrained)
+      sums = iter(_add(gradients, dtrained))
       return step_lib.Step(
         graph=graph,
         theta=theta,
@@ -149,9 +153,22 @@ class StageFunctions:
         cotangents=cotangents,
         gradients=gradients,
         outputs=outputs,
-        dinputs=found[num_trained:],
-        sums=_add(gradients, found[:num_trained]),
+        layers=[
+          step_lib.LayerCut(
+            inputs=list(crossing.values()),
+            dinputs=list(dinputs),
+            sums=list(itertools.islice(sums, num_trained)),
+          )
+          for crossing, dinputs, num_trained in zip(
+            boundaries, dboundaries, self._trained_by_layer, strict=True
+          )
+        ],
       )
+
+  def _differentiable(self, crossing):
+    """Returns those tensors of a boundary that have a gradient."""
+    values = self._network.values
+    return [t for v, t in crossing.items() if values[v].has_gradient]
 
   def _pack(self, flat):
     """Splits a stage's flat list and packs each layer's part like its theta."""
@@ -165,7 +182,8 @@ class StageFunctions:
   def _zeros(self):
     return [tf.zeros(spec.shape, spec.dtype) for spec in self._gradient_specs]
 
-  def _forward(self, theta, inputs, rng, num_examples):
+  def _forward(self, theta, inputs, rng, num_examples, boundaries=None):
+    """Runs the layers; appends what crosses into each but the first."""
     values = dict(zip(self._wiring.takes, inputs, strict=True))
     thetas = self._pack(theta)
     micro_batch = randomness.MicroBatch(
@@ -174,6 +192,10 @@ class StageFunctions:
     metrics = None
     for j, layer in enumerate(self._layers):
       wiring = self._network.layers[self._wiring.layers[j]]
+      if j and boundaries is not None:
+        crossing = self._crossing_into(j, values)
+        boundaries.append(crossing)
+        values.update(crossing)
       args = _arguments(wiring, values, self._network)
       metrics = call.fprop(
         layer, self._names[j], thetas[j], args, rng.seeds[j], micro_batch
@@ -185,6 +207,17 @@ class StageFunctions:
     if self._loss_name is not None:
       outputs.append(_objective(metrics[0], self._loss_name))
     return outputs
+
+  def _crossing_into(self, j, values):
+    """Returns the values that layers from the stage's j-th on use, by id.
+
+    Each as a tensor of its own, whose gradient is that of these layers alone.
+    """
+    later = self._network.layers[
+      self._wiring.layers[j] : self._wiring.layers.stop
+    ]
+    used = frozenset().union(*(layer.used for layer in later))
+    return {v: tf.identity(values[v]) for v in sorted(used & values.keys())}
 
 
 def _is_trained(weight) -> bool:

@@ -13,10 +13,11 @@ Every op runs in exactly one part, so parts give the bits of the whole, however
 it is cut; what a caller has not kept is simply computed again.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
+from lingvo_gpipe import graph_walk
 from lingvo_gpipe.stage import calls
 
 
@@ -37,7 +38,7 @@ class GraphPart:
       given: tensors of the graph that callers have.
     """
     given = {t.name: t for t in given}
-    ops, taken = _walk_back(gives, given)
+    ops, taken = graph_walk.walk_back(gives, given)
     self._takes = [given[name] for name in sorted(taken)]
     computed = [t.name for t in gives if t.name not in given]
     graph_def = _copy_nodes(graph, ops, gives)
@@ -60,58 +61,6 @@ class GraphPart:
   def __call__(self, known: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
     """Returns `gives`, computed from tensors known by their graph's names."""
     return self._call([known[t.name] for t in self._takes])
-
-
-def ancestors(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
-  """Returns all ops that are needed to compute `tensors`."""
-  return _walk_back(tensors, ())[0]
-
-
-def descendants(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
-  """Returns all ops that depend on `tensors`."""
-  found, pending = set(), list(tensors)
-  while pending:
-    for op in pending.pop().consumers():
-      if op not in found:
-        found.add(op)
-        pending.extend(op.outputs)
-  return found
-
-
-def crossing(
-  makers: Collection[tf.Operation], users: Collection[tf.Operation]
-) -> list[tf.Tensor]:
-  """Returns the outputs of `makers` that `users` take, in a fixed order."""
-  tensors = [_source(t, makers) for op in users for t in op.inputs]
-  tensors = {t.name: t for t in tensors if t.op in makers}
-  return [tensors[name] for name in sorted(tensors)]
-
-
-def _source(tensor, makers):
-  """Follows identities back to where `makers` make the tensor."""
-  while tensor.op.type == 'Identity' and tensor.op.inputs[0].op in makers:
-    tensor = tensor.op.inputs[0]
-  return tensor
-
-
-def _walk_back(tensors, given):
-  """Returns the ops behind `tensors` and the names at which the walk ended."""
-  ops, taken = set(), set()
-  pending = []
-
-  def reach(tensor):
-    if tensor.name in given:
-      taken.add(tensor.name)
-    elif tensor.op not in ops:
-      ops.add(tensor.op)
-      pending.append(tensor.op)
-
-  for tensor in tensors:
-    reach(tensor)
-  while pending:
-    for tensor in pending.pop().inputs:
-      reach(tensor)
-  return ops, taken
 
 
 def _copy_nodes(graph, ops, gives):

@@ -1,13 +1,12 @@
 """The trainer binary: flags to jobs, and mistakes to one line each."""
 
 import contextlib
-import logging
 import math
 
 from absl import app, flags
-from absl import logging as absl_logging
 
 from lingvo_gpipe import errors, pipeline_task, pipelining_params, runtime
+from lingvo_gpipe import plan as plan_lib
 from lingvo_gpipe.plan import text as plan_text
 from lingvo_gpipe.trainer import (
   checkpoints,
@@ -15,6 +14,7 @@ from lingvo_gpipe.trainer import (
   loop,
   models,
   options,
+  planning,
   reports,
   stopping,
 )
@@ -28,8 +28,7 @@ def run() -> None:
 
 
 def _main(argv: list[str]) -> int:
-  absl_logging.set_verbosity(absl_logging.ERROR)
-  logging.getLogger('tensorflow').setLevel(logging.ERROR)
+  runtime.silence_logs()
   return errors.run_command(argv, _run_jobs)
 
 
@@ -55,10 +54,19 @@ def _run_jobs() -> None:
   if FLAGS.mode == 'inspect_params':
     print(task_params.ToText())
     return
-  pipelining_params.check(task_params.pipeline)
-  runtime.configure(pipelining_params.num_devices(task_params.pipeline))
+  pipeline = task_params.pipeline
+  devices = planning.num_devices(pipeline, FLAGS.num_devices)
+  runtime.configure(devices)
+  machine = pipelining_params.machine(pipeline)
+  if planning.is_open(pipeline):
+    machine.check(devices)
+    found = planning.planner(task_params, devices).on(machine).fastest()
+    reports.say(f'planned: {found.choice}')
+    planning.settle(pipeline, found)
+  pipelining_params.check(pipeline)
   task = task_params.Instantiate()
-  plan = plan_text.to_text(task.Plan())
+  forecast = plan_lib.predict(task.Plan(), machine)
+  plan = plan_text.to_text(task.Plan(), forecast, machine)
   if FLAGS.mode == 'inspect_model':
     print(_describe_variables(task) + plan)
     return

@@ -6,6 +6,7 @@ from lingvo.core import base_input_generator
 
 from lingvo_gpipe import errors, pipeline_task, schedule
 from lingvo_gpipe import plan as plan_lib
+from lingvo_gpipe.plan import search
 
 FLAGS = flags.FLAGS
 
@@ -34,19 +35,21 @@ flags.DEFINE_list(
 flags.DEFINE_integer(
   'max_steps', None, 'Train up to this step; default: task.train.max_steps.'
 )
-flags.DEFINE_integer(
-  'num_stages', None, 'Stages of the pipeline; default: as the model says.'
+flags.DEFINE_string(
+  'num_stages',
+  None,
+  'Stages of the pipeline, or auto; default: as the model says.',
 )
-flags.DEFINE_integer(
+flags.DEFINE_string(
   'num_micro_batches',
   None,
-  'Micro-batches in a mini-batch; default: as the model says.',
+  'Micro-batches in a mini-batch, or auto; default: as the model says.',
 )
 flags.DEFINE_enum(
   'schedule',
   None,
-  list(schedule.NAMES),
-  'Who does what when; default: as the model says. `python -m '
+  [*schedule.NAMES, search.AUTO],
+  'Who does what when, or auto; default: as the model says. `python -m '
   'lingvo_gpipe.schedule` shows them.',
 )
 flags.DEFINE_integer(
@@ -66,12 +69,33 @@ flags.DEFINE_list(
   'writes timeline-100.json (for Perfetto), timeline-100.png, and the bubble '
   'into the metrics.',
 )
-flags.DEFINE_enum(
+flags.DEFINE_string(
   'remat',
   None,
-  list(plan_lib.REMAT_MODES),
-  'Which activations to recompute in the backward pass; default: as the model '
-  'says.',
+  f'Which activations to recompute: {", ".join(plan_lib.REMAT_MODES)}, '
+  'revolve:S, or auto; default: as the model says.',
+)
+flags.DEFINE_string(
+  'device_memory',
+  None,
+  'Memory of a device, such as 16GiB, or of each (8GiB,16GiB): plans keep '
+  'within it. Default: as the model says, or no limit.',
+)
+flags.DEFINE_string(
+  'device_speeds',
+  None,
+  'Speed of each device beside the others, such as 1,1,0.5; default: equal.',
+)
+flags.DEFINE_integer(
+  'num_devices',
+  None,
+  'Devices that --num_stages=auto may use; default: the GPUs, or the cores.',
+  lower_bound=1,
+)
+flags.DEFINE_string(
+  'profile',
+  None,
+  'File of measured times of the layers, to plan from in place of FLOPs.',
 )
 flags.DEFINE_integer(
   'checkpoint_every', 100, 'Steps between checkpoints.', lower_bound=1
@@ -94,6 +118,9 @@ _PIPELINE_FIELDS = (
   'schedule',
   'virtual_stages',
   'schedule_file',
+  'device_memory',
+  'device_speeds',
+  'profile',
 )
 
 
@@ -113,6 +140,17 @@ def trace_steps() -> frozenset[int]:
       'such as 100,200.'
     )
   return steps
+
+
+def _number_or_auto(flag: str, text: str) -> int | str:
+  if text == search.AUTO:
+    return text
+  try:
+    return int(text)
+  except ValueError as error:
+    raise errors.UserError(
+      f'--{flag}={text}: give a number, or auto.'
+    ) from error
 
 
 def model_params(model: str, dataset: str):
@@ -152,6 +190,8 @@ def model_params(model: str, dataset: str):
   for field in _PIPELINE_FIELDS:
     value = FLAGS[field].value
     if value is not None:
+      if field.startswith('num_'):
+        value = _number_or_auto(field, value)
       task.pipeline.Set(**{field: value})
   if FLAGS.max_steps is not None:
     task.train.max_steps = FLAGS.max_steps

@@ -9,7 +9,6 @@ from lingvo_gpipe import pipeline_task
 from lingvo_gpipe import plan as plan_lib
 from lingvo_gpipe import schedule as schedule_lib
 from lingvo_gpipe.engine import stopwatch as stopwatch_lib
-from lingvo_gpipe.plan import times
 from lingvo_gpipe.schedule import chrome_trace, picture, shares
 
 
@@ -95,7 +94,8 @@ def figures(
   to that is what the engine and the changing of times cost.
   """
   K = plan.num_stages
-  planned = schedule_lib.simulate(plan.schedule, times.planned_times(plan))
+  forecast = plan_lib.predict(plan, plan_lib.Machine())
+  planned = schedule_lib.simulate(plan.schedule, forecast.times)
   row = {
     'bubble': schedule_lib.bubble(measured),
     'bubble_planned': schedule_lib.bubble(planned),
@@ -103,7 +103,7 @@ def figures(
     'pipeline_seconds': schedule_lib.makespan(measured),
     'pipeline_seconds_simulated': schedule_lib.makespan(simulated),
     'recompute_share': shares.recompute(measured),
-    'recompute_share_planned': times.planned_recompute_share(plan),
+    'recompute_share_planned': forecast.recompute_share,
     'transfer_wait': shares.transfer_wait(measured, K),
     'transfer_wait_planned': shares.transfer_wait(planned, K),
   }
