@@ -41,7 +41,8 @@ def cut(
     num_stages: how many stages to cut.
     speeds: of the device of each stage, cost per time; None if all are equal.
     fits: takes k, start and stop; returns whether the layers start .. stop - 1
-      fit on the device of stage k. Where a range fits, so must its parts.
+      fit on the device of stage k. Where a range fits, so must its parts. It
+      is asked about no range twice.
 
   Raises:
     DoesNotFit: there is no cut of which each stage fits.
@@ -59,7 +60,7 @@ def cut(
   for k, speed in enumerate(speeds):
     if not 0 < speed < math.inf:
       raise ValueError(f'the speed of stage {k} is {speed}')
-  sums = _sums(costs, speeds, fits)
+  sums = _sums(costs, speeds, fits and functools.cache(fits))
   return _search(
     sums, max(sums.time(k, 0, len(costs)) for k in range(num_stages))
   )
@@ -148,6 +149,8 @@ class _Sums(search.StageTimes):
     ranks: where in `ascending` the cost of each layer first stands.
     weights: like totals, but a layer also counts a little for itself.
     shares: of stages 0 .. k, the part that is done before stage k.
+    bounds: of each stage the time last asked about, what it is in units, and
+      what `too_long` makes of it.
   """
 
   totals: list[int]
@@ -157,13 +160,16 @@ class _Sums(search.StageTimes):
   ranks: np.ndarray
   weights: list[int]
   shares: list[Fraction]
+  bounds: dict[int, tuple] = dataclasses.field(default_factory=dict)
 
   def within(self, k, start, stop, most):
+    units, _, _ = self._bound(k, most)
     cost = self.totals[stop] - self.totals[start]
-    return cost <= self._units(k, most) and self._fits(k, start, stop)
+    return cost <= units and self._fits(k, start, stop)
 
   def furthest(self, k, start, most, limit):
-    until = self.totals[start] + self._units(k, most)
+    units, _, _ = self._bound(k, most)
+    until = self.totals[start] + units
     stop = bisect.bisect_right(self.totals, until, start + 1, limit + 1) - 1
     if stop == start or self._fits(k, start, stop):
       return stop, self.time(k, start, stop + 1) if stop < limit else math.inf
@@ -175,13 +181,12 @@ class _Sums(search.StageTimes):
 
   def too_long(self, k, layers, most):
     unfit, least = super().too_long(k, layers, most)
-    rank = bisect.bisect_right(self.ascending, self._units(k, most))
+    _, rank, longer = self._bound(k, most)
     if rank == self.num_layers:
       return unfit, least
     ranks = self.ranks[layers.start : layers.stop]
     costly = np.flatnonzero(ranks >= rank) + layers.start
-    least = min(least, Fraction(self.ascending[rank]) / self.rates[k])
-    return sorted({*unfit, *costly.tolist()}), least
+    return sorted({*unfit, *costly.tolist()}), min(least, longer)
 
   def even(self, k, stop):
     weight = round(self.weights[stop] * self.shares[k])
@@ -191,8 +196,19 @@ class _Sums(search.StageTimes):
       key=lambda start: abs(self.weights[start] - weight),
     )
 
-  def _units(self, k, most):
-    return math.floor(most * self.rates[k])
+  def _bound(self, k, most):
+    """Returns `most` in units, the rank and the time of the next layer."""
+    # Fractions are slow, and one time is asked about for every start.
+    last, *bound = self.bounds.get(k, [None])
+    if last is not most:
+      units = math.floor(most * self.rates[k])
+      rank = bisect.bisect_right(self.ascending, units)
+      longer = math.inf
+      if rank < self.num_layers:
+        longer = self.ascending[rank] / self.rates[k]
+      bound = units, rank, longer
+      self.bounds[k] = most, *bound
+    return bound
 
   def _fits(self, k, start, stop):
     fits = self.fits is None or self.fits(k, start, stop)

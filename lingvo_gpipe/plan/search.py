@@ -6,6 +6,7 @@ the best one even without any bubble are passed over.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from lingvo_gpipe import errors, micro_batches
@@ -233,10 +234,10 @@ class Planner:
     """Returns what would fit, as nothing that was asked for does."""
     wish, memory = self._wish, self._machine.memory
     frugal = self._frugal(wish)
-    asked = f'device_memory={_gibibytes(min(memory))}'
+    asked = f'device_memory={_binary(min(memory))}'
     advice = []
     if needed := self._least_memory(frugal):
-      advice.append(f'device_memory={_gibibytes(needed)}')
+      advice.append(f'device_memory={_binary(needed)}')
     num_layers = len(self._any_network(wish).traces)
     if stages := _first(
       lambda K: self._fits(dataclasses.replace(frugal, num_stages=K)),
@@ -313,5 +314,8 @@ def _first(test: Callable[[int], bool], numbers: Sequence[int]) -> int | None:
   return next((n for n in numbers if test(n)), None)
 
 
-def _gibibytes(value: float) -> str:
-  return f'{value / 2**30:.3g}GiB'
+def _binary(value: float) -> str:
+  """Returns e.g. `1.21GiB`, rounded up."""
+  unit = 'GiB' if value >= 2**30 else 'MiB'
+  scaled = value / (2**30 if unit == 'GiB' else 2**20)
+  return f'{math.ceil(scaled * 100) / 100:g}{unit}'
