@@ -1,65 +1,76 @@
 """The least recomputation within a budget of bytes, for any chain of layers.
 
-The dynamic program of Beaumont et al. (arXiv 1911.13214) for chains of unequal
-layers, begun by a forward that has been run for every micro-batch in flight:
+F is run for every micro-batch in flight in any case; the plan says which layers
+it records, and of which it keeps the input to go back from:
 
-    C(s, t, m)   least time to go back over layers s to t - 1 if the input of s
-                 is held, and m bytes are free:
+    layer       0     1     2     3     4     5
+    F         o---- ----- o==== ===== o---- -----
+                                      <----------   C(4, 6, left - inputs 0, 2,
+                          <==== =====                   4, internals of 2, 3)
+              <----------                           C(0, 2, left - input 0)
 
-      record      run s, keep its internals; then C(s + 1, t, m - what it keeps)
-      checkpoint  run s to s' - 1, keep the input of s'; then
-                  C(s', t, m - that input) and C(s, s', m)
+    T(s, q)   the least time to go back from the end to layer s, if F has kept
+              q of the layers before and the input of s: T of the layer after if
+              s is recorded, T(t, q') + C(s, t, left - q) if s to t - 1 are not
 
-    T(s, q)      the same from layer s to the end, if F has kept q bytes so far;
-                 F runs anyway, so only C of what it has not recorded counts
-
-What F keeps counts once for each micro-batch in flight, and must be known
-before it is known what is left for B: the search tries every amount.
+C is in `segments`. F keeps as much of each other micro-batch, so what is left
+for this one, left = budget - (in_flight - 1) * K, depends on the K that F keeps
+in the end. The search is best first over intervals of K: with as much left as
+the lowest K leaves, and as much kept as the highest lets, T is a bound from
+below for all of them, and the answer once its own plan keeps no more than the
+lowest. Else the interval is halved.
 """
 
 import functools
-import itertools
+import heapq
 import math
-from typing import NamedTuple
 
 import numpy as np
 
+from lingvo_gpipe.checkpointing.merging import merged
 from lingvo_gpipe.checkpointing.remat import (
   Backward,
   Chain,
-  Forward,
   Remat,
   keep_all,
   keep_inputs,
   peak_bytes,
   recomputed,
 )
+from lingvo_gpipe.checkpointing.segments import Segments
 
-# Bytes are counted in units, sizes rounded up: a plan never exceeds its budget.
-_UNITS = 320
+# If the budget has so many units that divide all sizes, the plan is optimal.
+_EXACT_UNITS = 4000
+# Else sizes are rounded up to so many units of the budget,
+_UNITS = 1000
+# and it is tried so often whether more units than there are fit nevertheless.
+_ROUNDS = 4
 
 
 @functools.lru_cache(maxsize=4096)
 def cheapest(chain: Chain, in_flight: int, budget: int) -> Remat | None:
-  """Returns the plan that recomputes least, None if there is none.
+  """Returns the plan that recomputes least, None if none fits.
 
-  Optimal up to the rounding of sizes to 1/320 of the budget.
+  It is the optimum (arXiv 1911.13214, with several micro-batches in flight) if
+  the budget is at most 4000 times the greatest common divisor of all sizes.
+  Else sizes are rounded: the plan still fits, and is near the optimum; one that
+  leaves less of the budget free than the rounding takes may be missed.
 
   Args:
     chain: the layers.
-    in_flight: micro-batches that are held at a time.
+    in_flight: micro-batches that are held at a time, at least one.
     budget: bytes for all of them, workspace included.
   """
   num_layers = len(chain.forward)
-  everything = keep_all(num_layers)
-  if peak_bytes(chain, everything, in_flight) <= budget:
+
+  def fits(remat):
+    return peak_bytes(chain, remat, in_flight) <= budget
+
+  if fits(everything := keep_all(num_layers)):
     return everything
-  found = [keep_inputs(num_layers)]
-  planned = _Search(chain, in_flight, budget).plan() if budget > 0 else None
-  if planned is not None:
-    found.append(_merged(planned, chain, in_flight, budget))
-  found = [p for p in found if peak_bytes(chain, p, in_flight) <= budget]
-  return min(found, key=lambda p: _time(chain, p), default=None)
+  found = [keep_inputs(num_layers), *_candidates(chain, in_flight, budget)]
+  best = min(filter(fits, found), key=lambda p: _time(chain, p), default=None)
+  return best and merged(chain, best, in_flight)
 
 
 def _time(chain, remat):
@@ -67,215 +78,126 @@ def _time(chain, remat):
   return sum(f * n for f, n in zip(chain.forward, counts, strict=True))
 
 
-class _Segment(NamedTuple):
-  """C(s, t, m) by m, and for each m what to do first.
-
-  The choice is 0 to record, or the length of the run up to the checkpoint.
-  """
-
-  time: np.ndarray
-  choice: np.ndarray
+def _candidates(chain, in_flight, budget):
+  """Yields plans, of which some may not fit."""
+  if budget < 1:
+    return
+  unit = math.gcd(*chain.boundary, *chain.internal, *chain.workspace)
+  is_exact = budget <= unit * _EXACT_UNITS
+  if not is_exact:
+    unit = -(-budget // _UNITS)
+  units = most = budget // unit
+  if not is_exact:
+    # Rounding up takes at most so much, which may be had again.
+    crossing = (*chain.boundary[1:], 0)
+    pairs = zip(chain.internal, crossing, strict=True)
+    added = sum(-(i + b) % unit for i, b in pairs)
+    most = min(units + in_flight * added // unit, 2 * units)
+  search = _Search(chain, in_flight, unit, most)
+  for _ in range(1 if is_exact else _ROUNDS):
+    found = search.best(units)
+    spare = most - units
+    if found is not None:
+      yield found
+      spare = (budget - peak_bytes(chain, found, in_flight)) // unit
+    units = min(units + spare, most)
 
 
 class _Search:
-  """The dynamic program for one chain; sizes in units."""
+  """The plans of one chain, sizes in units."""
 
-  def __init__(self, chain, in_flight, budget):
-    self._unit = max(1, -(-budget // _UNITS))
-    self._budget = budget // self._unit
-    self._in_flight = in_flight
-    self._forward = chain.forward
-    self._totals = [0, *itertools.accumulate(chain.forward)]
-    self._boundary, self._internal, self._workspace = (
-      [-(-size // self._unit) for size in sizes]
-      for sizes in (chain.boundary, chain.internal, chain.workspace)
-    )
+  def __init__(self, chain, in_flight, unit, most):
+    self._segments = Segments(chain, unit, most)
     self._num_layers = len(chain.forward)
-    # Runs of equal layers share their segment.
-    self._numbers, self._ids = {}, {}
-    self._segments = {}
+    self._others = in_flight - 1
 
-  def plan(self) -> Remat | None:
-    """Returns the best plan, a step for each layer, or None."""
-    best = math.inf, None
-    for kept in self._amounts():
-      time, path = self._from_start(kept)
-      if time < best[0]:
-        best = time, (kept, path)
-    if best[1] is None:
+  def best(self, budget) -> Remat | None:
+    """Returns the plan that recomputes least, a step for each layer."""
+    inputs = self._segments.boundary[0]
+    everything = inputs + sum(self._segments.kept)
+    most = min(everything, budget // (self._others + 1))
+    if most < inputs:
       return None
-    kept, path = best[1]
-    return self._to_remat(kept, path)
+    intervals = []
 
-  def _amounts(self):
-    """Returns what F may keep of one micro-batch."""
-    if self._in_flight == 1:
-      return [self._budget]
-    whole = sum(self._boundary) + sum(self._internal)
-    most = min(self._budget // self._in_flight, whole)
-    return range(self._boundary[0], most + 1)
+    def add(low, high):
+      if low <= high:
+        times = self._from_layers(budget - self._others * low, high)
+        bound = times[0][inputs]
+        if bound < math.inf:
+          heapq.heappush(intervals, (bound, high - low, low, high, times))
 
-  def _from_start(self, kept):
-    """Returns T(0, input of the stage) and the way, if F keeps up to `kept`.
+    add(inputs, most)
+    while intervals:
+      _, _, low, high, times = heapq.heappop(intervals)
+      left = budget - self._others * low
+      way, kept = self._way(times, left)
+      if kept <= low or not self._others:
+        return self._to_remat(way, left)
+      middle = (low + high) // 2
+      add(low, middle)
+      add(middle + 1, high)
+    return None
 
-    The way is a list of (layer, length): length 0 records the layer, another
-    leaves a segment that long to be recomputed.
-    """
-    left = self._budget - (self._in_flight - 1) * kept
-    if left < 0 or self._boundary[0] > kept:
-      return math.inf, None
+  def _from_layers(self, left, most):
+    """Returns T(s, q) for each s by q up to `most`, which is at most `left`."""
     L = self._num_layers
-    time = np.full((L + 1, kept + 1), math.inf)
-    choice = np.zeros((L + 1, kept + 1), int)
-    time[L] = 0.0
-    amounts = np.arange(kept + 1)
-    free = np.maximum(left - amounts, 0)
+    times = np.full((L + 1, most + 1), math.inf)
+    # T(t, q + input of t) by q.
+    arrived = np.full((L + 1, most + 1), math.inf)
+    times[L] = arrived[L] = 0.0
     for s in reversed(range(L)):
-      need = self._internal[s] + self._workspace[s]
-      options = [
-        np.where(
-          amounts + need <= left,
-          self._after(time[s + 1], self._internal[s], s + 1),
-          math.inf,
-        )
+      within = [
+        self._segments.time(s, stop)[left - most : left + 1]
+        for stop in range(s + 1, L + 1)
       ]
-      for stop in range(s + 1, L + 1):
-        within = self._segment(s, stop).time[free]
-        options.append(within + self._after(time[stop], 0, stop))
-      options = np.array(options)
-      choice[s] = options.argmin(0)
-      time[s] = options.min(0)
-    way, s, held = [], 0, self._boundary[0]
-    whole = time[0][held]
-    if whole == math.inf:
-      return whole, None
+      # By q upwards what is left goes down.
+      options = np.array(within)[:, ::-1] + arrived[s + 1 :]
+      best = options.min(0, out=times[s])
+      kept = self._segments.kept[s]
+      end = min(left - self._segments.needed[s], most - kept) + 1
+      if end > 0:
+        after = times[s + 1][kept : kept + end]
+        np.minimum(best[:end], after, out=best[:end])
+      kept = self._segments.boundary[s]
+      if kept <= most:
+        arrived[s, : most + 1 - kept] = best[kept:]
+    return times
+
+  def _way(self, times, left):
+    """Returns the way that takes times[0], and what F keeps on it.
+
+    The way is a list of (s, t, kept): t is None if layer s is recorded, else
+    layers s to t - 1 are gone back over with `kept` units kept.
+    """
+    segments = self._segments
+    L = self._num_layers
+    way = []
+    s, kept = 0, segments.boundary[0]
     while s < L:
-      length = int(choice[s][held])
-      way.append((s, length, held))
-      held += self._internal[s] if length == 0 else 0
-      s += length or 1
-      held += self._boundary[s] if s < L else 0
-    return whole, way
+      options = []
+      after = kept + segments.kept[s]
+      if after < len(times[s]) and kept + segments.needed[s] <= left:
+        options.append((times[s + 1][after], None, after))
+      for stop in range(s + 1, L + 1):
+        after = kept + self._boundary(stop)
+        if after < len(times[s]):
+          time = segments.time(s, stop)[left - kept] + times[stop][after]
+          options.append((time, stop, after))
+      _, stop, after = min(options, key=lambda option: option[0])
+      way.append((s, stop, kept))
+      s, kept = s + 1 if stop is None else stop, after
+    return way, kept
 
-  def _after(self, time, kept, s):
-    """Returns time[q + kept + input of s] by q, infinite beyond the end."""
-    shift = kept + (self._boundary[s] if s < self._num_layers else 0)
-    shifted = np.full(len(time), math.inf)
-    if shift < len(time):
-      shifted[: len(time) - shift] = time[shift:]
-    return shifted
+  def _boundary(self, s):
+    return self._segments.boundary[s] if s < self._num_layers else 0
 
-  def _segment(self, s, t) -> _Segment:
-    number = self._number(s, t)
-    if number not in self._segments:
-      self._segments[number] = self._solve(s, t)
-    return self._segments[number]
-
-  def _number(self, s, t):
-    """Returns the same number for segments whose layers cost the same."""
-    if (s, t) not in self._numbers:
-      content = (
-        self._forward[s],
-        self._internal[s],
-        self._workspace[s],
-        self._boundary[s],
-        self._number(s + 1, t) if s + 1 < t else None,
-      )
-      self._numbers[s, t] = self._ids.setdefault(content, len(self._ids))
-    return self._numbers[s, t]
-
-  def _solve(self, s, t) -> _Segment:
-    memory = np.arange(self._budget + 1)
-    fits = memory >= self._internal[s] + self._workspace[s]
-    if t - s == 1:
-      time = np.where(fits, self._forward[s], math.inf)
-      return _Segment(time, np.zeros(len(memory), int))
-    kept = self._internal[s] + self._boundary[s + 1]
-    rest = _less(self._segment(s + 1, t).time, kept)
-    options = [np.where(fits, self._forward[s] + rest, math.inf)]
-    for middle in range(s + 1, t):
-      forward = self._totals[middle] - self._totals[s]
-      right = _less(self._segment(middle, t).time, self._boundary[middle])
-      options.append(forward + right + self._segment(s, middle).time)
-    options = np.array(options)
-    return _Segment(options.min(0), options.argmin(0))
-
-  def _to_remat(self, kept, way) -> Remat:
-    left = self._budget - (self._in_flight - 1) * kept
+  def _to_remat(self, way, left):
     backward = []
-    for s, length, held in reversed(way):
-      if length == 0:
+    for s, stop, kept in reversed(way):
+      if stop is None:
         backward.append(Backward(s, s + 1))
       else:
-        backward += self._steps(s, s + length, left - held)
-    recorded = tuple(s for s, length, _ in way if length == 0)
-    checkpoints = tuple(s for s, _, _ in way if s)
-    return Remat(checkpoints, recorded, tuple(backward))
-
-  def _steps(self, s, t, free):
-    """Returns the steps back over a segment whose input is held."""
-    if t - s == 1:
-      return [Backward(s, t)]
-    length = int(self._segment(s, t).choice[free])
-    if length == 0:
-      rest = free - self._internal[s] - self._boundary[s + 1]
-      return [
-        Forward(s, s + 1, (s + 1,), (s,)),
-        *self._steps(s + 1, t, rest),
-        Backward(s, s + 1),
-      ]
-    middle = s + length
-    return [
-      Forward(s, middle, (middle,), ()),
-      *self._steps(middle, t, free - self._boundary[middle]),
-      *self._steps(s, middle, free),
-    ]
-
-
-def _less(time, kept):
-  """Returns time[m - kept] by m, infinite where m is less than that."""
-  shifted = np.full(len(time), math.inf)
-  if kept < len(time):
-    shifted[kept:] = time[: len(time) - kept]
-  return shifted
-
-
-def _merged(remat, chain, in_flight, budget) -> Remat:
-  """Joins steps into fewer, where that costs neither time nor the budget."""
-  steps = list(remat.backward)
-  time = _time(chain, remat)
-  position = 0
-  while position + 1 < len(steps):
-    joined = _join(steps[position], steps[position + 1])
-    if joined is not None:
-      shorter = [*steps[:position], joined, *steps[position + 2 :]]
-      candidate = Remat(remat.checkpoints, remat.recorded, tuple(shorter))
-      if (
-        _time(chain, candidate) <= time
-        and peak_bytes(chain, candidate, in_flight) <= budget
-      ):
-        steps = shorter
-        position = max(position - 1, 0)
-        continue
-    position += 1
-  return Remat(remat.checkpoints, remat.recorded, tuple(steps))
-
-
-def _join(first, second):
-  """Returns one step in place of two, None if they are not neighbours."""
-  if isinstance(first, Forward) and isinstance(second, Forward):
-    if first.stop == second.start:
-      return Forward(
-        first.start,
-        second.stop,
-        first.checkpoints + second.checkpoints,
-        first.recorded + second.recorded,
-      )
-  elif isinstance(first, Backward) and isinstance(second, Backward):
-    if first.start == second.stop:
-      return Backward(second.start, first.stop)
-  elif isinstance(first, Forward) and second.start == first.start:
-    # A backward records by itself what nobody has recorded before it.
-    if len(first.recorded) == first.stop - first.start <= second.stop:
-      return second
-  return None
+        backward += self._segments.steps(s, stop, left - kept)
+    recorded = tuple(s for s, stop, _ in way if stop is None)
+    return Remat(tuple(s for s, _, _ in way[1:]), recorded, tuple(backward))

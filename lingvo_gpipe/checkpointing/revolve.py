@@ -2,106 +2,82 @@
 
 With S inputs held at a time and the internals of one layer, r sweeps reverse
 C(S + r, S) layers. A chain of l of them takes r * l - C(S + r, S + 1) forwards
-beyond the first of each, r the least number of sweeps that reaches l.
+beyond the first of each, r the least number of sweeps that reaches l. Ten
+layers, S = 3, so r = 2 (o is an input that is held, = what is recorded):
+
+    layer   0   1   2   3   4   5   6   7   8   9
+    F       o---------------o-----------o-------===   Backward(9, 10)
+                                        o---o===      Backward(8, 9), then 7
+                            o---o---o===              and with what 4 keeps
+            o---o---o---o===                          and with what 0 keeps
 """
 
-import functools
+import math
 
 from lingvo_gpipe.checkpointing.remat import Backward, Forward, Remat
 
 
 def revolve(num_layers: int, num_checkpoints: int) -> Remat:
-  """Returns the plan with the fewest forwards.
+  """Returns the plan with the fewest forwards (ACM TOMS 26, algorithm 799).
 
   F records the last layer, whose backward comes first.
 
   Args:
     num_layers: of the stage, all alike.
-    num_checkpoints: inputs held at a time, that of the stage included.
+    num_checkpoints: inputs held at a time, that of the stage included; as many
+      as there are layers keep every input.
+
+  Raises:
+    ValueError: there is not one checkpoint.
   """
-  checkpoints = []
-  backward = [Backward(num_layers - 1, num_layers)]
+  if num_checkpoints < 1:
+    raise ValueError(f'{num_checkpoints} checkpoints: one is needed at least')
+  # The last segment is the layer that F records.
+  *segments, (last, _, _) = whole = _segments(0, num_layers, num_checkpoints)
+  checkpoints = tuple(start for start, _, slots in whole[1:] if slots)
+  backward = (Backward(last, num_layers), *_steps(segments))
+  return Remat(checkpoints, (last,), backward)
+
+
+def _segments(start, stop, slots):
+  """Returns (start, stop, slots) of the segments between inputs to be held.
+
+  Each may use its slots when it is gone back over, its own input in one of
+  them. The last is a single layer, whose input needs none: it is at hand.
+  """
   segments = []
-  start, free = 0, num_checkpoints
-  while start < num_layers - 1:
-    size = _first_split(num_layers - start, free)
-    segments.append((start, start + size, free))
-    start, free = start + size, free - 1
-    if free:
-      checkpoints.append(start)
-  for start, stop, slots in reversed(segments):
-    backward += _steps(start, stop, slots)
-  return Remat(tuple(checkpoints), (num_layers - 1,), _merged(backward))
+  while stop - start > 1:
+    middle = start + _split(stop - start, slots)
+    segments.append((start, middle, slots))
+    start, slots = middle, slots - 1
+  return [*segments, (start, stop, slots)]
 
 
-@functools.cache
-def _extra(num_layers, slots):
-  """Returns (forwards, best split) to go back over layers not recorded.
+def _split(num_layers, slots):
+  """Returns how far from the first checkpoint the second one is best put.
 
-  Args:
-    num_layers: of the segment.
-    slots: inputs that may be held, that of the segment included.
+  What is before it needs one sweep less at most, what is behind it one slot
+  less.
   """
-  if num_layers == 1:
-    return 1, None
-  if slots == 1:
-    return num_layers * (num_layers + 1) // 2, None
-  return min(
-    (j + _extra(num_layers - j, slots - 1)[0] + _extra(j, slots)[0], j)
-    for j in range(1, num_layers)
-  )
+  r = 1
+  while math.comb(slots + r, slots) < num_layers:
+    r += 1
+  behind = math.comb(slots + r - 1, slots - 1)
+  before = math.comb(slots + r - 2, slots)
+  return max(num_layers - behind, before, 1)
 
 
-@functools.cache
-def _from_f(num_layers, slots):
-  """Returns (forwards, first split) for layers that F runs, the last recorded.
-
-  What is recorded needs no input, so the last split takes no slot.
-  """
-  if num_layers == 1:
-    return 0, None
-  if slots == 1:
-    return _extra(num_layers - 1, 1)[0], num_layers - 1
-  return min(
-    (_from_f(num_layers - j, slots - 1)[0] + _extra(j, slots)[0], j)
-    for j in range(1, num_layers)
-  )
-
-
-def _first_split(num_layers, slots):
-  return _from_f(num_layers, slots)[1]
-
-
-def _steps(start, stop, slots):
-  """Returns the steps back over a segment whose input is held."""
-  if stop - start == 1:
-    return [Backward(start, stop)]
-  if slots == 1:
-    steps = []
-    for l in range(stop - 1, start, -1):
-      steps += [Forward(start, l, (l,), ()), Backward(l, l + 1)]
-    return [*steps, Backward(start, start + 1)]
-  middle = start + _extra(stop - start, slots)[1]
-  return [
-    Forward(start, middle, (middle,), ()),
-    *_steps(middle, stop, slots - 1),
-    *_steps(start, middle, slots),
-  ]
-
-
-def _merged(steps):
-  """Joins Forwards that follow one another into one with their checkpoints."""
-  merged = []
-  for step in steps:
-    last = merged[-1] if merged else None
-    if (
-      isinstance(step, Forward)
-      and isinstance(last, Forward)
-      and last.stop == step.start
-    ):
-      checkpoints = last.checkpoints + step.checkpoints
-      recorded = last.recorded + step.recorded
-      merged[-1] = Forward(last.start, step.stop, checkpoints, recorded)
+def _steps(segments):
+  """Returns the steps back over segments whose inputs are held, last first."""
+  steps = []
+  pending = list(segments)
+  while pending:
+    start, stop, slots = pending.pop()
+    if stop - start == 1:
+      steps.append(Backward(start, stop))
     else:
-      merged.append(step)
-  return tuple(merged)
+      parts = _segments(start, stop, slots)
+      kept = tuple(part[0] for part in parts[1:])
+      steps.append(Forward(start, kept[-1], kept, ()))
+      pending += parts
+  return steps
