@@ -55,6 +55,8 @@ def _run_jobs() -> None:
     print(task_params.ToText())
     return
   pipeline = task_params.pipeline
+  if not planning.is_open(pipeline):
+    pipelining_params.check(pipeline)
   devices = planning.num_devices(pipeline, FLAGS.num_devices)
   runtime.configure(devices)
   machine = pipelining_params.machine(pipeline)
