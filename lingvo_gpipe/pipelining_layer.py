@@ -43,6 +43,11 @@ class PipeliningLayer(base_layer.BaseLayer):
     super().__init__(params)
     p = self.params
     pipelining_params.check(p)
+    if left_open := pipelining_params.open_fields(p):
+      raise errors.UserError(
+        f'{p.name}: {", ".join(left_open)} = auto is for the trainer and '
+        'python -m lingvo_gpipe.plan to settle; here, give a value.'
+      )
     self._layer_params, cuts = pipelining_params.list_layers(p)
     schedule = pipelining_params.make_schedule(p, p.num_micro_batches)
     device_of = schedule_lib.placement(schedule)

@@ -6,6 +6,11 @@ import math
 from lingvo_gpipe import errors, layer_list
 from lingvo_gpipe import plan as plan_lib
 from lingvo_gpipe import schedule as schedule_lib
+from lingvo_gpipe.plan import search
+
+# Leaves a field to the planner, in the trainer and in lingvo_gpipe.plan.
+AUTO = search.AUTO
+_MAY_BE_AUTO = ('num_stages', 'num_micro_batches', 'schedule', 'remat')
 
 
 def define(p) -> None:
@@ -136,15 +141,16 @@ def check(p) -> None:
       f'{p.name}: set one of layer_tpl (a list of layers to be cut) and '
       'cell_tpl (ready-cut stages).'
     )
-  plan_lib.check_remat(p.remat)
+  if p.remat != AUTO:
+    plan_lib.check_remat(p.remat)
   if p.remat == 'budget' and not p.device_memory:
     raise errors.UserError(
       'remat=budget needs to know the budget: set device_memory, such as 16GiB.'
     )
   for field in ('num_stages', 'num_micro_batches'):
-    if p.Get(field) < 1:
+    if p.Get(field) != AUTO and p.Get(field) < 1:
       raise errors.UserError(f'{p.name}.{field}={p.Get(field)}: at least 1.')
-  if p.cell_tpl and p.num_stages not in (1, len(p.cell_tpl)):
+  if p.cell_tpl and p.num_stages not in (1, AUTO, len(p.cell_tpl)):
     raise errors.UserError(
       f'{p.name}.num_stages={p.num_stages}, but cell_tpl is cut into '
       f'{len(p.cell_tpl)} stages: put the layers into layer_tpl to cut anew.'
@@ -155,11 +161,16 @@ def check(p) -> None:
       'num_micro_batches in place of micro_batch_size.'
     )
   num_layers = len(list_layers(p)[0])
-  if p.num_stages > num_layers:
+  if p.num_stages != AUTO and p.num_stages > num_layers:
     raise errors.UserError(
       f'num_stages={p.num_stages}, but there are only {num_layers} layers: set '
       f'num_stages to {num_layers} or less.'
     )
+
+
+def open_fields(p) -> list[str]:
+  """Returns the fields that are left to the planner."""
+  return [field for field in _MAY_BE_AUTO if p.Get(field) == AUTO]
 
 
 def num_stages(p) -> int:

@@ -20,8 +20,8 @@ from lingvo_gpipe.stage import functions as stage_functions
 
 # Times are medians over so many runs, after one that warms up.
 _RUNS = 5
-# A run is repeated inside the graph until it takes about so long.
-_REPEATS = 4
+# Rounds of F, I and W inside the graph of a run.
+_ROUNDS = 4
 
 
 def measure_missing(
@@ -121,7 +121,7 @@ def _laps(functions, layer, specs, num_examples, device) -> Iterator[tf.Tensor]:
     step = functions.step(theta, inputs, rng, num_examples)
     cotangents = [tf.ones(t.shape, t.dtype) for t in step.cotangents]
     sums = functions.zeros()
-    for _ in range(_REPEATS):
+    for _ in range(_ROUNDS):
       stamps = [stamp([*theta, *inputs, *cotangents, *sums, *after])]
       known = step.start(theta, [*inputs, *rng])
       with tf.control_dependencies([stamps[-1].op]):

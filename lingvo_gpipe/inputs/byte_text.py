@@ -10,19 +10,17 @@ Which windows a batch holds is a pure function of (seed, position in training),
 so the position alone, an integer that tf.data saves, resumes a run exactly.
 """
 
-import glob
 import os
 import sysconfig
 from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
-from lingvo.core import base_input_generator, datasource, py_utils
+from lingvo.core import base_input_generator, py_utils
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.inputs import order
 
-# Every so-and-so-many-th file is held out for evaluation.
-_HELD_OUT_EVERY = 20
 # Not everywhere installed, so left out: the text is the same on all systems.
 _STANDARD_LIBRARY_SKIPS = {'site-packages', 'dist-packages', 'test', 'tests'}
 
@@ -43,15 +41,17 @@ class ByteTextInput(base_input_generator.BaseInputGenerator):
     p.Define(
       'held_out',
       False,
-      f'Read the held-out files (every {_HELD_OUT_EVERY}th) once and in order, '
-      'in place of the others, shuffled and without end.',
+      f'Read the held-out files (every {order.HELD_OUT_EVERY}th) once and in '
+      'order, in place of the others, shuffled and without end.',
     )
     p.batch_size = 32
     p.resettable = True
     return p
 
   def CreateDatasource(self):
-    self.params.file_datasource = _ByteTextSource.Params().Set(name='text')
+    self.params.file_datasource = order.GeneratorSource.Params().Set(
+      name='text'
+    )
     super().CreateDatasource()
 
   def MakeDataset(self) -> tf.data.Dataset:
@@ -76,7 +76,7 @@ class ByteTextInput(base_input_generator.BaseInputGenerator):
     def read_batch(position):
       indices = position + tf.range(p.batch_size, dtype=tf.int64)
       if not p.held_out:
-        indices = _shuffle(indices, len(windows), p.random_seed or 0)
+        indices = order.shuffle(indices, len(windows), p.random_seed or 0)
       ids, labels, weights = tf.numpy_function(
         windows.read,
         [indices],
@@ -91,32 +91,12 @@ class ByteTextInput(base_input_generator.BaseInputGenerator):
     return positions.map(read_batch).prefetch(2)
 
 
-class _ByteTextSource(datasource.TFDatasetSource):
-  """Hands Lingvo the dataset that its input generator makes."""
-
-  def GetDataset(self):
-    return self._input_generator.MakeDataset()
-
-
-def _shuffle(positions, num_windows, seed):
-  """Maps positions to windows: in each epoch another permutation of all."""
-  epochs = positions // num_windows
-  seeds = tf.stack(
-    [tf.fill(epochs.shape, tf.constant(seed, tf.int64)), epochs, 0 * epochs], 1
-  )
-  return tf.raw_ops.RandomIndexShuffle(
-    index=positions % num_windows,
-    seed=seeds,
-    max_index=tf.constant(num_windows - 1, tf.int64),
-  )
-
-
 class _Windows:
   """All windows of the text, by index. The text is held in memory."""
 
   def __init__(self, file_pattern: str, held_out: bool, length: int):
     self.origin = file_pattern or "Python's standard library"
-    paths = sorted(_matching(file_pattern) if file_pattern else _library())
+    paths = sorted(order.matching(file_pattern) if file_pattern else _library())
     if not paths:
       raise errors.UserError(f'file_pattern "{file_pattern}" matches no file.')
     texts = [np.fromfile(path, np.uint8) for path in paths]
@@ -161,20 +141,14 @@ class _Windows:
 def _held_out_split(texts: list[np.ndarray], held_out: bool):
   """Splits by file; a lone file gives its last part to evaluation."""
   if len(texts) == 1:
-    at = len(texts[0]) - len(texts[0]) // _HELD_OUT_EVERY
+    at = len(texts[0]) - len(texts[0]) // order.HELD_OUT_EVERY
     parts = texts[0][:at], texts[0][at:]
     return [part for part in [parts[held_out]] if len(part) > 1]
-  every = min(_HELD_OUT_EVERY, len(texts))
   return [
-    text for j, text in enumerate(texts) if (j % every == every - 1) == held_out
+    text
+    for j, text in enumerate(texts)
+    if order.is_held_out(j, len(texts)) == held_out
   ]
-
-
-def _matching(file_pattern: str) -> Iterator[str]:
-  for pattern in file_pattern.split(','):
-    for path in glob.iglob(os.path.expanduser(pattern), recursive=True):
-      if os.path.isfile(path):
-        yield path
 
 
 def _library() -> Iterator[str]:

@@ -9,7 +9,6 @@ Which images a batch holds is a pure function of (seed, position in training),
 so the position alone, an integer that tf.data saves, resumes a run exactly.
 """
 
-import glob
 import math
 import os
 
@@ -19,8 +18,6 @@ from lingvo.core import base_input_generator, py_utils
 from lingvo_gpipe import errors
 from lingvo_gpipe.inputs import order
 
-# Every so-and-so-many-th file is held out for evaluation.
-_HELD_OUT_EVERY = 20
 _NUM_GENERATED_HELD_OUT = 1024
 _NOISE = 0.1
 _MAX_CHANNEL_VALUE = 255
@@ -53,7 +50,7 @@ class ImageInput(base_input_generator.BaseInputGenerator):
     p.Define(
       'held_out',
       False,
-      f'Read the held-out images (every {_HELD_OUT_EVERY}th file, or '
+      f'Read the held-out images (every {order.HELD_OUT_EVERY}th file, or '
       f'{_NUM_GENERATED_HELD_OUT} generated ones) once and in order, in place '
       'of the others, shuffled and without end.',
     )
@@ -143,7 +140,7 @@ class _Files:
   """Image files, by position; the split and the classes follow their names."""
 
   def __init__(self, p):
-    paths = sorted(_matching(p.file_pattern))
+    paths = sorted(order.matching(p.file_pattern))
     if not paths:
       raise errors.UserError(
         f'file_pattern "{p.file_pattern}" matches no file.'
@@ -155,9 +152,10 @@ class _Files:
         f'file_pattern "{p.file_pattern}" matches files in {len(classes)} '
         f'folders, one for each class, but num_classes is {p.num_classes}.'
       )
-    every = min(_HELD_OUT_EVERY, len(paths))
     chosen = [
-      j for j in range(len(paths)) if (j % every == every - 1) == p.held_out
+      j
+      for j in range(len(paths))
+      if order.is_held_out(j, len(paths)) == p.held_out
     ]
     if not chosen:
       raise errors.UserError(
@@ -185,13 +183,3 @@ class _Files:
     size = [p.image_size, p.image_size]
     image = tf.image.resize(pixels, size, antialias=True) / _MAX_CHANNEL_VALUE
     return tf.ensure_shape(image, [*size, 3]), self._labels[index]
-
-
-def _matching(file_pattern):
-  """Returns the files that any of the patterns matches, each once."""
-  return {
-    path
-    for pattern in file_pattern.split(',')
-    for path in glob.iglob(os.path.expanduser(pattern), recursive=True)
-    if os.path.isfile(path)
-  }

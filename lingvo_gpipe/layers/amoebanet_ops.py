@@ -20,7 +20,23 @@ _KERNELS = {
 _BOTTLENECK = 4
 
 
-class ReluConvNorm(base_layer.BaseLayer):
+class _Normalised(base_layer.BaseLayer):
+  """Ends in a group normalisation, the child `norm`."""
+
+  @classmethod
+  def Params(cls):
+    p = super().Params()
+    p.Define('input_channels', 0, 'Channels of the inputs.')
+    p.Define('channels', 0, 'Channels of the outputs; an even number.')
+    return p
+
+  def __init__(self, params):
+    super().__init__(params)
+    norm = group_norm.GroupNorm.Params()
+    self.CreateChild('norm', norm.Set(channels=self.params.channels))
+
+
+class ReluConvNorm(_Normalised):
   """ReLU, convolution without bias, group normalisation.
 
   [batch, height, width, input_channels] -> [batch, ..., channels]
@@ -29,16 +45,9 @@ class ReluConvNorm(base_layer.BaseLayer):
   @classmethod
   def Params(cls):
     p = super().Params()
-    p.Define('input_channels', 0, 'Channels of the inputs.')
-    p.Define('channels', 0, 'Channels of the outputs.')
     p.Define('kernel', (1, 1), 'Height and width of the window that is seen.')
     p.Define('strides', (1, 1), 'Steps of the window, down and to the right.')
     return p
-
-  def __init__(self, params):
-    super().__init__(params)
-    norm = group_norm.GroupNorm.Params()
-    self.CreateChild('norm', norm.Set(channels=self.params.channels))
 
   def _CreateLayerVariables(self):
     super()._CreateLayerVariables()
@@ -54,25 +63,13 @@ class ReluConvNorm(base_layer.BaseLayer):
     return self.norm.FProp(theta.norm, x)
 
 
-class FactorizedReduce(base_layer.BaseLayer):
+class FactorizedReduce(_Normalised):
   """Halves an image by two 1x1 convolutions, for even and for odd pixels.
 
   [batch, height, width, input_channels] -> ReLU
       -> even rows and columns -> channels / 2 --|
       -> odd rows and columns  -> channels / 2 --+-- concat -- norm
   """
-
-  @classmethod
-  def Params(cls):
-    p = super().Params()
-    p.Define('input_channels', 0, 'Channels of the inputs.')
-    p.Define('channels', 0, 'Channels of the outputs; an even number.')
-    return p
-
-  def __init__(self, params):
-    super().__init__(params)
-    norm = group_norm.GroupNorm.Params()
-    self.CreateChild('norm', norm.Set(channels=self.params.channels))
 
   def _CreateLayerVariables(self):
     super()._CreateLayerVariables()

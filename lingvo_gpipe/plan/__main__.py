@@ -15,11 +15,13 @@ with runtime.quiet_tensorflow():
   from lingvo_gpipe.trainer import models, options, planning
 
 FLAGS = flags.FLAGS
+flags.adopt_module_key_flags(options)  # So that --help shows them.
 
 flags.DEFINE_float(
   'device_flops',
   1e12,
-  'FLOPs that a device really does in a second, for times without --profile.',
+  'FLOPs that a device really does in a second, for times without --profile. '
+  'With --profile=FILE, layers that the file lacks are measured here first.',
   lower_bound=1,
 )
 flags.DEFINE_float(
@@ -56,6 +58,7 @@ def _show() -> None:
     )
   task, task.input = options.model_params(models.find(FLAGS.model), 'Train')
   pipeline = task.pipeline
+  pipelining_params.check(pipeline)
   devices = planning.num_devices(pipeline, FLAGS.num_devices)
   runtime.configure(devices if FLAGS.profile else 1)
   planner = planning.planner(task, devices)

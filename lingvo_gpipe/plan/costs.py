@@ -84,12 +84,8 @@ class Costs:
   def gradients(self, start: int, stop: int) -> int:
     return _between(self._gradients, start, stop)
 
-  def inputs(self, start: int, stop: int) -> int:
-    """Returns the bytes of all that a stage takes from elsewhere."""
-    return self._sum(self._crossing(start, stop))
-
   def batch_inputs(self, start: int, stop: int) -> int:
-    """Returns those bytes of `inputs` that come from the batch itself."""
+    """Returns the bytes that a stage takes of the batch itself."""
     values = self.network.wiring.values
     return self._sum(
       v

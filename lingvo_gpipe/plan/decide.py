@@ -78,9 +78,10 @@ def remats(
     DoesNotFit: with remat=budget, a stage fits in no way.
   """
   found = []
+  in_flight = memory.stage_peaks(schedule)
   for k, layers in enumerate(cuts):
     if remat == 'budget':
-      ordinary = _within_budget(costs, schedule, k, layers)
+      ordinary = _within_budget(costs, schedule, k, layers, in_flight[k])
     else:
       is_last = k == len(cuts) - 1
       ordinary = remat_lib.of_stage(remat, len(layers), is_last)
@@ -89,9 +90,8 @@ def remats(
   return tuple(found)
 
 
-def _within_budget(costs, schedule, k, layers) -> checkpointing.Remat:
+def _within_budget(costs, schedule, k, layers, in_flight):
   device_of = schedule_lib.placement(schedule)
-  in_flight = memory.stage_peaks(schedule)[k]
   num_micro_batches = 1 + max(a.micro_batch for a in schedule[0])
   free = _share_of_memory(costs, device_of, k)
   if free is None:

@@ -98,6 +98,8 @@ class Planner:
     self._machine = machine
     self._wish = wish
     self._networks = {}
+    # Seconds of a micro-batch on one device, by network.
+    self._work = {}
 
   def networks(self) -> list[costs_lib.Network]:
     """Returns the layers, traced for each size of micro-batch in question."""
@@ -174,7 +176,7 @@ class Planner:
       choice.schedule,
       choice.num_stages,
       choice.num_micro_batches,
-      self._wish.virtual_stages if choice.schedule == 'interleaved' else None,
+      None if self._wish.schedule == AUTO else self._wish.virtual_stages,
       self._wish.schedule_file,
     )
 
@@ -188,8 +190,13 @@ class Planner:
 
   def _bound(self, choice) -> float:
     """Returns seconds that no plan of this choice can do without."""
-    costs = costs_lib.Costs(self._network(choice), self._machine)
-    work = sum(costs.times(0, len(costs.network.traces)).values())
+    network = self._network(choice)
+    if id(network) not in self._work:
+      times = costs_lib.Costs(network, self._machine).times(
+        0, len(network.traces)
+      )
+      self._work[id(network)] = sum(times.values())
+    work = self._work[id(network)]
     speeds = [self._machine.speed_of(d) for d in range(choice.num_devices)]
     return work * choice.num_micro_batches / sum(speeds)
 

@@ -20,16 +20,8 @@ def to_text(
   machine: machine_lib.Machine,
 ) -> str:
   """Returns the figures of the pipeline, a table of stages, and the layers."""
-  return '\n'.join(
-    [
-      *_summary(plan, forecast, machine),
-      '',
-      *_stage_table(forecast, machine),
-      '',
-      *_layers(plan),
-      '',
-    ]
-  )
+  head = summary(plan, forecast, machine)
+  return '\n'.join([head, '', *_layers(plan), ''])
 
 
 def summary(

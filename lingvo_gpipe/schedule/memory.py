@@ -1,5 +1,6 @@
 """What a device holds: activations, from forward to the end of backward."""
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from lingvo_gpipe.schedule.action import (
@@ -36,15 +37,16 @@ def peaks(
 
 def stage_peaks(schedule: Schedule) -> list[int]:
   """Returns for each stage how many micro-batches it holds at most."""
-  counts = []
-  for k in range(num_stages(schedule)):
-    [mine] = [
-      own
-      for actions in schedule
-      if (own := [a for a in actions if a.stage == k])
-    ]
-    counts.append(max(_held_by_device(mine, [1] * (k + 1))))
-  return counts
+  now = [0] * num_stages(schedule)
+  most = list(now)
+  for action in itertools.chain(*schedule):
+    k = action.stage
+    if action.kind == FORWARD:
+      now[k] += 1
+      most[k] = max(most[k], now[k])
+    elif action.kind in (BACKWARD, WEIGHT_GRADIENT):
+      now[k] -= 1
+  return most
 
 
 def device_bytes(

@@ -55,17 +55,15 @@ def _run_jobs() -> None:
     print(task_params.ToText())
     return
   pipeline = task_params.pipeline
-  if not planning.is_open(pipeline):
-    pipelining_params.check(pipeline)
+  pipelining_params.check(pipeline)
   devices = planning.num_devices(pipeline, FLAGS.num_devices)
   runtime.configure(devices)
   machine = pipelining_params.machine(pipeline)
-  if planning.is_open(pipeline):
+  if pipelining_params.open_fields(pipeline):
     machine.check(devices)
     found = planning.planner(task_params, devices).on(machine).fastest()
     reports.say(f'planned: {found.choice}')
     planning.settle(pipeline, found)
-  pipelining_params.check(pipeline)
   task = task_params.Instantiate()
   forecast = plan_lib.predict(task.Plan(), machine)
   plan = plan_text.to_text(task.Plan(), forecast, machine)

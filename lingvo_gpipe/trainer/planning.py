@@ -15,8 +15,6 @@ from lingvo_gpipe import (
 from lingvo_gpipe import plan as plan_lib
 from lingvo_gpipe.plan import search
 
-_OPEN_FIELDS = ('num_stages', 'num_micro_batches', 'schedule', 'remat')
-
 
 def num_devices(pipeline, given: int | None) -> int:
   """Returns how many devices a plan may use, before TensorFlow starts.
@@ -27,7 +25,7 @@ def num_devices(pipeline, given: int | None) -> int:
   """
   if given:
     return given
-  if not is_open(pipeline):
+  if not pipelining_params.open_fields(pipeline):
     return pipelining_params.num_devices(pipeline)
   if search.AUTO != pipeline.num_stages:
     return pipelining_params.num_stages(pipeline)
@@ -109,12 +107,5 @@ def profile(
 
 def settle(pipeline, found: search.Found) -> None:
   """Writes what the planner chose into the Params."""
-  choice = found.choice
-  for field in _OPEN_FIELDS:
-    if pipeline.Get(field) == search.AUTO:
-      pipeline.Set(**{field: getattr(choice, field)})
-
-
-def is_open(pipeline) -> bool:
-  """Returns whether anything is left to the planner."""
-  return any(pipeline.Get(field) == search.AUTO for field in _OPEN_FIELDS)
+  for field in pipelining_params.open_fields(pipeline):
+    pipeline.Set(**{field: getattr(found.choice, field)})

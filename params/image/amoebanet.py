@@ -18,7 +18,8 @@ Images are generated, unless you tell where some are:
 """
 
 from lingvo import model_registry
-from lingvo.core import base_model_params, optimizer, schedule
+from lingvo.core import base_model_params
+from lingvo_gpipe.params import recipe
 
 from lingvo_gpipe import pipeline_task, pipelining_layer
 from lingvo_gpipe.inputs import images
@@ -70,16 +71,7 @@ class AmoebaNetD(base_model_params.SingleTaskModelParams):
       num_stages=self.NUM_STAGES,
       num_micro_batches=self.NUM_MICRO_BATCHES,
     )
-    p.train.Set(
-      max_steps=1000,
-      learning_rate=self.LEARNING_RATE,
-      optimizer=optimizer.Adam.ParamsB(),
-      clip_gradient_norm_to_value=1.0,
-      lr_schedule=schedule.LinearRampupCosineSchedule.Params().Set(
-        warmup_steps=50, total_steps=20_000, final_value=0.1
-      ),
-    )
-    p.eval.samples_per_summary = 1024
+    recipe.set_up(p, self.LEARNING_RATE)
     return p
 
 

@@ -4,7 +4,8 @@ A model of your own in the same form: see README.md, "A model of your own".
 """
 
 from lingvo import model_registry
-from lingvo.core import base_model_params, optimizer, schedule
+from lingvo.core import base_model_params
+from lingvo_gpipe.params import recipe
 
 from lingvo_gpipe import layers, pipeline_task, pipelining_layer
 from lingvo_gpipe.inputs import byte_text
@@ -63,16 +64,7 @@ class ByteLm(base_model_params.SingleTaskModelParams):
       num_stages=self.NUM_STAGES,
       num_micro_batches=self.NUM_MICRO_BATCHES,
     )
-    p.train.Set(
-      max_steps=1000,
-      learning_rate=self.LEARNING_RATE,
-      optimizer=optimizer.Adam.ParamsB(),
-      clip_gradient_norm_to_value=1.0,
-      lr_schedule=schedule.LinearRampupCosineSchedule.Params().Set(
-        warmup_steps=50, total_steps=20_000, final_value=0.1
-      ),
-    )
-    p.eval.samples_per_summary = 1024
+    recipe.set_up(p, self.LEARNING_RATE)
     return p
 
 
