@@ -3,7 +3,7 @@
 Data flows one way through the rooms of this package; a room imports only
 those before it:
 
-    layers -> cost -> partition -> plan -> schedule
+    layers -> cost -> partition, checkpointing -> plan -> schedule
                                               -> stage -> engine -> trainer
 
 Importing the package imports neither TensorFlow nor Lingvo; it only makes sure

@@ -53,7 +53,7 @@ def measure_missing(
   if os.path.exists(path):
     known = plan_lib.read_profile(path, known)
   measured, names = dict(known.measured), {}
-  update_seconds = known.update_seconds
+  updates = []
   for network in networks:
     for l, key in enumerate(network.keys):
       names.setdefault(key, f'{network.names[l]} ({network.traces[l].kind})')
@@ -61,7 +61,7 @@ def measure_missing(
         continue
       progress(f'measuring {names[key]}')
       is_loss = l == len(layers) - 1
-      measured[key], update = _measure(
+      measured[key], *update = _measure(
         network,
         l,
         layers[l],
@@ -70,13 +70,17 @@ def measure_missing(
         loss_name if is_loss else None,
         devices,
       )
-      update_seconds = max(update_seconds, update)
+      updates.append(update)
   names = {key: names.get(key, '') for key in measured}
+  update_seconds = known.update_seconds
+  if updates:
+    seconds, sizes = map(sum, zip(*updates, strict=True))
+    update_seconds = seconds / max(sizes, 1)
   profile.write(path, measured, names, update_seconds)
 
 
 def _measure(network, l, p, optimizer, batch_dim, loss_name, devices):
-  """Returns the LayerSeconds of a layer, and seconds of update for a byte."""
+  """Returns the LayerSeconds of a layer; seconds and bytes of its update."""
   with tf.device(devices[0]):
     layer = p.Instantiate()
   wiring = network.wiring.stage(range(l, l + 1))
@@ -89,18 +93,20 @@ def _measure(network, l, p, optimizer, batch_dim, loss_name, devices):
   @tf.function(autograph=False)
   def run():
     return [
-      list(_laps(functions, layer, specs, num_examples, d)) for d in devices
+      stamps
+      for device in devices
+      for stamps in _laps(functions, layer, specs, num_examples, device)
     ]
 
   run()
   times = np.array([[t.numpy() for t in run()] for _ in range(_RUNS)])
-  # [runs, devices, laps, 4]: begin, and ends of F, I and W.
+  # The last dimension: when a lap began, and when F, I and W ended.
   laps = np.diff(times.reshape(-1, 4), axis=1)
   forward, input_gradient, weight_gradient = np.median(laps, axis=0)
   seconds = plan_lib.LayerSeconds(
     float(forward), float(input_gradient), float(weight_gradient)
   )
-  return seconds, _update_seconds(layer, optimizer)
+  return seconds, *_update(layer, optimizer)
 
 
 def _laps(functions, layer, specs, num_examples, device) -> Iterator[tf.Tensor]:
@@ -146,12 +152,12 @@ def _example(spec: tf.TensorSpec) -> tf.Tensor:
   return tf.zeros(spec.shape, spec.dtype)
 
 
-def _update_seconds(layer, optimizer) -> float:
-  """Returns how long scaling, clipping and the update take, for each byte."""
+def _update(layer, optimizer) -> tuple[float, int]:
+  """Returns how long clipping and the update take, for how many bytes."""
   trained = [v for v in layer.vars.Flatten() if v.trainable]
   size = sum(v.shape.num_elements() * v.dtype.size for v in trained)
   if not size:
-    return 0.0
+    return 0.0, 0
   apply = optimizer.Instantiate()
 
   @tf.function(autograph=False)
@@ -168,4 +174,4 @@ def _update_seconds(layer, optimizer) -> float:
       return tf.timestamp() - began
 
   update()
-  return statistics.median(float(update()) for _ in range(_RUNS)) / size
+  return statistics.median(float(update()) for _ in range(_RUNS)), size

@@ -53,6 +53,7 @@ def save(
   _stack(memory, gibibytes, _BYTE_COLOURS)
   memory.set_ylabel('GiB at the peak')
   memory.set_xlabel('stage')
+  memory.xaxis.get_major_locator().set_params(integer=True)
   if machine.memory:
     for k, stage in enumerate(stages):
       limit = machine.memory_of(stage.device) / 2**30
