@@ -32,7 +32,7 @@ flags.DEFINE_list(
   'models', ['lm.byte_lm.Small', 'image.amoebanet.AmoebaNetDMini'], 'Models.'
 )
 flags.DEFINE_list('remats', ['none', 'full', 'budget'], 'Which remats.')
-flags.DEFINE_integer('stage', 1, 'Which stage to run alone.')
+flags.DEFINE_integer('stage', 1, 'Which stage to run alone; not the last.')
 flags.DEFINE_integer('stages', 4, 'K.')
 flags.DEFINE_integer('micro_batches', 8, 'M.')
 flags.DEFINE_integer('runs', 3, 'How often to measure each.')
