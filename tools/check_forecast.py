@@ -29,7 +29,9 @@ from absl import app, flags
 FLAGS = flags.FLAGS
 flags.DEFINE_enum('what', 'memory', ['memory', 'time'], 'What to compare.')
 flags.DEFINE_list(
-  'models', ['lm.byte_lm.Small', 'image.amoebanet.AmoebaNetDMini'], 'Models.'
+  'models',
+  ['lm.byte_lm.Small'],
+  'Models; for memory, of layers that take one tensor from the one before.',
 )
 flags.DEFINE_list('remats', ['none', 'full', 'budget'], 'Which remats.')
 flags.DEFINE_integer('stage', 1, 'Which stage to run alone; not the last.')
