@@ -172,12 +172,16 @@ class _Sums(search.StageTimes):
     until = self.totals[start] + units
     stop = bisect.bisect_right(self.totals, until, start + 1, limit + 1) - 1
     if stop == start or self._fits(k, start, stop):
-      return stop, self.time(k, start, stop + 1) if stop < limit else math.inf
-    # Not the time stops it, so no time will add a layer.
-    stop = search.last_true(
+      return stop
+    return search.last_true(
       start, stop - 1, lambda stop: self._fits(k, start, stop)
     )
-    return stop, math.inf
+
+  def least_over(self, k, stages, most):
+    units, _, _ = self._bound(k, most)
+    costs = (self.totals[s.stop] - self.totals[s.start] for s in stages)
+    least = min((cost for cost in costs if cost > units), default=None)
+    return math.inf if least is None else least / self.rates[k]
 
   def too_long(self, k, layers, most):
     unfit, least = super().too_long(k, layers, most)

@@ -54,21 +54,23 @@ class StageTimes:
       self.seen[k][start] = time
     return time <= most
 
-  def furthest(
-    self, k: int, start: int, most: float, limit: int
-  ) -> tuple[int, float]:
-    """Returns the last stop within `most`, and what the next one would take.
+  def furthest(self, k: int, start: int, most: float, limit: int) -> int:
+    """Returns the last stop within `most`.
 
     Args:
       k: the stage.
       start: its first layer; also what is returned if that is too long.
       most: the time.
-      limit: no stop after this one; the next one then counts as inf.
+      limit: no stop after this one.
     """
-    stop = last_true(
+    return last_true(
       start, limit, lambda stop: self.within(k, start, stop, most)
     )
-    return stop, self.time(k, start, stop + 1) if stop < limit else math.inf
+
+  def least_over(self, k: int, stages: list[range], most: float) -> float:
+    """Returns the least time over `most` that stage k takes with any."""
+    times = (self.time(k, s.start, s.stop) for s in stages)
+    return min((time for time in times if time > most), default=math.inf)
 
   def too_long(
     self, k: int, layers: range, most: float
@@ -136,28 +138,31 @@ def _slowest(times, stages):
 def _attempt(times, most):
   """Returns a cut within `most`; or None and a higher bound for any cut."""
   # reached[k]: where stage k may start, as disjoint ranges in order.
-  reached, above = [[range(1)]], math.inf
+  reached = [[range(1)], *([] for _ in range(times.num_stages))]
+  first, stages, above = 0, [], math.inf
   while True:
-    while len(reached) <= times.num_stages:
-      ends, more = _reach(times, len(reached) - 1, reached[-1], most)
+    for k in range(first, times.num_stages):
+      ends, more = _reach(times, k, reached[k], most)
       above = min(above, more)
       if not ends:
         return None, above
-      reached.append(ends)
+      if ends == reached[k + 1]:
+        break  # The later ones are as they were, too.
+      reached[k + 1] = ends
     if times.num_layers not in reached[-1][-1]:
       return None, above
-    stages = _walk_back(times, reached, most)
-    if len(stages) == times.num_stages:
-      return tuple(stages), above
-    # The stage before the first one picked had a layer that is too long alone.
-    del reached[times.num_stages - len(stages) :]
+    # The last stage is the first one picked. Those after stage k still hold.
+    del stages[times.num_stages - 1 - k :]
+    first = _walk_back(times, reached, stages, most)
+    if first is None:
+      return tuple(reversed(stages)), above
 
 
 def _reach(times, k, starts, most):
   """Returns the ends of stage k, and the least time that could add others."""
   # Leaves a layer for each of the stages that follow.
   limit = times.num_layers - (times.num_stages - 1 - k)
-  ends, above = [], math.inf
+  ends, longer, above = [], [], math.inf
   for interval in starts:
     gaps, more = times.too_long(k, interval, most)
     above = min(above, more)
@@ -166,27 +171,28 @@ def _reach(times, k, starts, most):
       last, stop = gap, gap
       while stop == last and last > first:
         last -= 1
-        stop, more = times.furthest(k, last, most, limit)
-        above = min(above, more)
+        stop = times.furthest(k, last, most, limit)
+        if stop < limit:
+          longer.append(range(last, stop + 1))
       if stop > last:
         if ends and first < ends[-1].stop:
           ends[-1] = range(ends[-1].start, stop + 1)
         else:
           ends.append(range(first + 1, stop + 1))
       first = gap + 1
-  return ends, above
+  return ends, min(above, times.least_over(k, longer, most))
 
 
-def _walk_back(times, reached, most):
-  """Returns the last stages of a cut: all, or those up to a wrong end."""
-  stages, stop = [], times.num_layers
-  for k in reversed(range(times.num_stages)):
+def _walk_back(times, reached, stages, most):
+  """Adds to `stages` those before; returns the first one with a wrong end."""
+  stop = stages[-1].start if stages else times.num_layers
+  for k in reversed(range(times.num_stages - len(stages))):
     start = _pick_start(times, k, reached[k], stop, most)
     if start is None:
-      break
-    stages.insert(0, range(start, stop))
+      return k
+    stages.append(range(start, stop))
     stop = start
-  return stages
+  return None
 
 
 def _pick_start(times, k, starts, stop, most):
