@@ -8,14 +8,17 @@ memory: a fresh process builds one stage of the model, alone, with Adam, and
 trains it with as many micro-batches in flight as the plan says. Its growth is
 that of resident memory while weights and slots are made, and the rise of the
 peak (VmHWM) during a step after the first. Freed memory goes back to the system
-before each (malloc_trim), and oneDNN is off, whose allocator would keep it. The
-budget is halfway between what none and full take.
+before each (malloc_trim), oneDNN is off, whose allocator would keep it, and
+every tensor is mapped by itself, so that holes between tensors (another 10 to
+20 % with glibc's defaults) do not count. The budget is halfway between what
+none and full take.
 
 time: the layers are profiled, then the model trains at K = 2; the median of its
 steps is compared with the plan's.
 """
 
 import ctypes
+import dataclasses
 import json
 import os
 import re
@@ -26,17 +29,20 @@ import time
 import fresh_process
 from absl import app, flags
 
+_EXACT_MEMORY = {
+  'TF_ENABLE_ONEDNN_OPTS': '0',
+  'MALLOC_MMAP_THRESHOLD_': '65536',
+  'MALLOC_MMAP_MAX_': '1000000',
+}
+
 FLAGS = flags.FLAGS
 flags.DEFINE_enum('what', 'memory', ['memory', 'time'], 'What to compare.')
-flags.DEFINE_list(
-  'models',
-  ['lm.byte_lm.Small'],
-  'Models; for memory, of layers that take one tensor from the one before.',
-)
+flags.DEFINE_list('models', ['lm.byte_lm.Small'], 'Models by name.')
 flags.DEFINE_list('remats', ['none', 'full', 'budget'], 'Which remats.')
-flags.DEFINE_integer('stage', 1, 'Which stage to run alone; not the last.')
+flags.DEFINE_integer('stage', 1, 'Which stage to run alone.')
 flags.DEFINE_integer('stages', 4, 'K.')
 flags.DEFINE_integer('micro_batches', 8, 'M.')
+flags.DEFINE_integer('batch_size', 0, "Examples; 0 for the model's own.")
 flags.DEFINE_integer('runs', 3, 'How often to measure each.')
 flags.DEFINE_integer('steps', 10, 'Steps to measure the time of.')
 flags.DEFINE_string('budget', '', 'Memory for remat=budget.')
@@ -72,8 +78,8 @@ def _in_process(model, remat, budget):
   return fresh_process.measure(
     __file__,
     [f'--only={model},{remat}', f'--budget={budget}'],
-    ('what', 'stage', 'stages', 'micro_batches', 'steps'),
-    {'TF_ENABLE_ONEDNN_OPTS': '0'} if FLAGS.what == 'memory' else {},
+    ('what', 'stage', 'stages', 'micro_batches', 'steps', 'batch_size'),
+    _EXACT_MEMORY if FLAGS.what == 'memory' else {},
   )
 
 
@@ -84,122 +90,170 @@ def _params(model):
   from lingvo_gpipe.trainer import models
 
   p = model_registry._ModelRegistryHelper.GetParams(models.find(model), 'Train')
+  if FLAGS.batch_size:
+    p.input.batch_size = FLAGS.batch_size
   p.task.Set(input=p.input, random_seed=0)
   return p.task
 
 
 def _measure_memory(model, remat):
-  """Returns megabytes that one stage takes."""
+  """Returns megabytes that one stage takes, as planned and as measured."""
   from lingvo_gpipe import runtime
 
   with runtime.quiet_tensorflow():
     import tensorflow as tf
-    from lingvo.core import py_utils
 
-    from lingvo_gpipe import micro_batches, pipelining_layer, pipelining_params
-    from lingvo_gpipe import plan as plan_lib
-    from lingvo_gpipe.schedule import memory
-    from lingvo_gpipe.trainer import planning
+    from lingvo_gpipe import pipelining_params
+    from lingvo_gpipe import stage as stage_lib
+    from lingvo_gpipe.plan import wiring as wiring_lib
   runtime.configure(1)
   p = _params(model)
-  p.pipeline.Set(
-    num_stages=FLAGS.stages,
-    num_micro_batches=FLAGS.micro_batches,
-    remat='none',
+  k = FLAGS.stage
+  plan, predicted = _plan(p, remat)
+  wiring = plan.stages[k].wiring
+  batch = {
+    v: _example(plan.wiring.values[v].spec, plan.num_micro_batches)
+    for v in wiring.takes
+    if plan.wiring.values[v].maker == wiring_lib.OUTSIDE
+  }
+  layer_params, _ = pipelining_params.list_layers(p.pipeline)
+  before = _trimmed()
+  layers = {l: layer_params[l].Instantiate() for l in plan.stages[k].layers}
+  variables = [v for l in layers.values() for v in l.vars.Flatten()]
+  update = _updater(p, [v for v in variables if v.trainable])
+  made = _trimmed() - before
+  [stage] = stage_lib.build_stages(
+    dataclasses.replace(plan, stages=(plan.stages[k],)),
+    [layers.get(l) for l in range(len(plan.names))],
+    0,
+    p.pipeline.batch_dim,
+    p.pipeline.loss_name if k == plan.num_stages - 1 else None,
   )
-  whole = planning.planner(p, FLAGS.stages).fastest().plan
-  stage = whole.stages[FLAGS.stage]
-  in_flight = memory.stage_peaks(whole.schedule)[FLAGS.stage]
-  loss = _sum_of_squares()
-  specs = [whole.wiring.values[v].spec for v in stage.wiring.takes]
-  size, M = whole.micro_batch_sizes[0], FLAGS.micro_batches
-  specs = tuple(
-    micro_batches.with_batch_size(spec, 0, size * M) for spec in specs
-  )
-  layers, _ = pipelining_params.list_layers(p.pipeline)
-  with tempfile.NamedTemporaryFile('w', suffix='.txt') as schedule:
-    schedule.write(_one_stage(in_flight, M))
-    schedule.flush()
-    pipeline = pipelining_layer.PipeliningLayer.Params().Set(
-      name='alone',
-      layer_tpl=[layers[l] for l in stage.layers],
-      loss_tpl=loss.Params().Set(name='sum_of_squares'),
-      num_micro_batches=M,
-      schedule_file=schedule.name,
-      input_specs=specs,
-      remat=remat,
-      device_memory=FLAGS.budget or None,
-      optimizer=p.train.optimizer,
-    )
-    batch = tuple(_example(spec) for spec in specs)
-    before = _trimmed()
-    layer = pipeline.Instantiate()
-    optimizer = p.train.optimizer.Instantiate()
-    variables = [v for v in layer.vars.Flatten() if v.trainable]
 
-    def update(gradients):
-      pairs = [
-        py_utils.VarGrad(v, g)
-        for v, g in zip(variables, gradients, strict=True)
-      ]
-      optimizer.Apply(lambda: 1e-3, py_utils.NestedMap(w=pairs))
+  @tf.function(autograph=False)
+  def step(batch, value):
+    update(_one_stage(plan, k, stage, variables, batch, value))
 
-    with tf.__internal__.FuncGraph('slots').as_default():
-      update([tf.zeros(v.shape, v.dtype) for v in variables])
-    made = _trimmed() - before
-
-    @tf.function(autograph=False)
-    def step(batch):
-      metrics, gradients = layer.ForwardBackward(layer.theta, batch)
-      update([g for g in gradients.Flatten() if g is not None])
-      return metrics.loss[0]
-
-    step(batch)
-    plan = layer.Plan(batch)
+  step(batch, tf.constant(0.5))
   before = _trimmed()
   with open('/proc/self/clear_refs', 'w', encoding='ascii') as file:
     file.write('5')  # Forgets the peak so far.
-  float(step(batch))
+  step(batch, tf.constant(0.5))
   rise = _status('VmHWM') - before
   # The batch was there before; the plan counts it.
-  there = sum(t.shape.num_elements() * t.dtype.size for t in batch)
-  [predicted] = plan_lib.predict(plan, plan_lib.Machine()).device_bytes
+  there = sum(t.shape.num_elements() * t.dtype.size for t in batch.values())
   return {
     'predicted': predicted / 1e6,
     'measured': (made + rise + there) / 1e6,
   }
 
 
-def _one_stage(in_flight, num_micro_batches):
-  """Returns the schedule of a stage that holds so many micro-batches."""
-  actions = [f'0F{i}' for i in range(in_flight)]
-  for i in range(num_micro_batches):
-    actions.append(f'0B{i}')
-    if i + in_flight < num_micro_batches:
-      actions.append(f'0F{i + in_flight}')
-  return ' '.join(actions)
+def _plan(p, remat):
+  """Returns the plan and the bytes that it promises for the stage in question.
+
+  The cuts are those without remat, whatever the remat, and the budget is that
+  of this one stage.
+  """
+  from lingvo_gpipe import plan as plan_lib
+  from lingvo_gpipe.trainer import planning
+
+  p.pipeline.Set(
+    num_stages=FLAGS.stages,
+    num_micro_batches=FLAGS.micro_batches,
+    remat='none',
+  )
+  plan = planning.planner(p, FLAGS.stages).fastest().plan
+  memory = [1e18] * FLAGS.stages
+  if FLAGS.budget:
+    memory[FLAGS.stage] = float(FLAGS.budget)
+  machine = plan_lib.Machine(memory=tuple(memory))
+  costs = plan_lib.Costs(plan.network, machine)
+  cuts = [stage.layers for stage in plan.stages]
+  plan = plan_lib.make_plan(
+    plan.network,
+    plan.micro_batch_sizes,
+    plan.schedule,
+    [stage.device for stage in plan.stages],
+    remat,
+    cuts,
+    plan_lib.remats(costs, plan.schedule, remat, cuts),
+  )
+  return plan, plan_lib.predict(plan, machine).device_bytes[FLAGS.stage]
 
 
-def _sum_of_squares():
+def _updater(p, trained):
+  """Returns a function that applies gradients, its slots made."""
   import tensorflow as tf
-  from lingvo.core import base_layer, py_utils
+  from lingvo.core import py_utils
 
-  class SumOfSquares(base_layer.BaseLayer):
-    """Stands for the stages after this one."""
+  optimizer = p.train.optimizer.Instantiate()
 
-    def FProp(self, theta, *outputs):
-      loss = tf.add_n([tf.nn.l2_loss(t) for t in outputs])
-      return py_utils.NestedMap(loss=(loss, tf.constant(1.0)))
+  def update(gradients):
+    pairs = [
+      py_utils.VarGrad(v, g) for v, g in zip(trained, gradients, strict=True)
+    ]
+    optimizer.Apply(lambda: 1e-3, py_utils.NestedMap(w=pairs))
 
-  return SumOfSquares
+  with tf.__internal__.FuncGraph('slots').as_default():
+    update([tf.zeros(v.shape, v.dtype) for v in trained])
+  return update
 
 
-def _example(spec):
+def _one_stage(plan, k, stage, variables, batch, value):
+  """Adds one stage's actions to the graph, in order; returns gradients.
+
+  What other stages would send is made when it is needed.
+  """
   import tensorflow as tf
 
+  from lingvo_gpipe import micro_batches
+  from lingvo_gpipe.stage import functions as stage_functions
+
+  values = plan.wiring.values
+  sizes = plan.micro_batch_sizes
+  theta = [v.read_value() for v in variables]
+  zero = tf.zeros([], tf.int64)
+  rng = stage_functions.Rng(tf.constant(stage.seeds), zero, zero)
+  batch = {v: micro_batches.split(t, sizes, 0) for v, t in batch.items()}
+  sums = stage.functions.zeros()
+  known, last = {}, sums[0]
+
+  def sent(t):
+    return tf.fill(t.shape, tf.cast(value, t.dtype))
+
+  for action in plan.schedule[k]:
+    i = action.micro_batch
+    with tf.control_dependencies([last.op]):
+      if action.kind == 'F':
+        inputs = [
+          batch[v][i] if v in batch else sent(values[v].spec)
+          for v in stage.plan.wiring.takes
+        ]
+        step = stage.functions.step(theta, inputs, rng, sizes[i])
+        known[i] = step.start(theta, [*inputs, *rng])
+        results = step.forward(known[i], plan.remat_of(k, i))
+      else:
+        cotangents = [sent(t) for t in step.cotangents]
+        results = [last]
+    if action.kind == 'B':
+      there = known.pop(i)
+      for call in step.backward(there, cotangents, sums, plan.remat_of(k, i)):
+        with tf.control_dependencies([t.op for t in results]):
+          results = call.run()
+      sums = step.sums(there)
+    last = results[0]
+  return stage.functions.scale(sums, value)
+
+
+def _example(spec, num_micro_batches):
+  """Returns a mini-batch of as many micro-batches like `spec`."""
+  import tensorflow as tf
+
+  size, *shape = spec.shape
+  shape = [size * num_micro_batches, *shape]
   if spec.dtype.is_floating:
-    return tf.random.stateless_uniform(spec.shape, [1, 2], dtype=spec.dtype)
-  return tf.zeros(spec.shape, spec.dtype)
+    return tf.random.stateless_uniform(shape, [1, 2], dtype=spec.dtype)
+  return tf.zeros(shape, spec.dtype)
 
 
 def _measure_time(model, remat):

@@ -29,8 +29,8 @@ class BackwardCost:
       input half hands it: held between the two.
     forward_workspace: bytes that forward holds at most, beside inputs, outputs
       and what is kept.
-    workspace: bytes that backward holds at most, gradients of outputs and
-      inputs included, gradients of weights not.
+    workspace: bytes that backward holds at most, gradients of outputs, inputs
+      and weights included.
   """
 
   input_flops: int
@@ -107,9 +107,8 @@ def trace(
       if name not in input_buffers and name not in output_buffers
     ),
     forward_workspace=memory.peak(_in_order(graph, forward), accounted),
-    workspace=memory.peak(
-      _in_order(graph, backward), [*accounted, *dweights], cotangents
-    ),
+    # Gradients of weights are added to their sums as soon as they are there.
+    workspace=memory.peak(_in_order(graph, backward), accounted, cotangents),
   )
 
 

@@ -4,7 +4,7 @@ Bytes of a device at its peak, by kind:
 
     weights      variables of its layers, trainable or not
     slots        of the optimizer
-    gradients    running sums, twice: those before and after a micro-batch
+    gradients    running sums, which micro-batches are added to in place
     batch        what it takes of the mini-batch, whole and in micro-batches
     activations  kept for backward, of all micro-batches in flight
     workspace    what one action holds beside that while it runs: activations
@@ -21,8 +21,6 @@ from lingvo_gpipe.plan import machine as machine_lib
 from lingvo_gpipe.plan import plan as plan_lib
 from lingvo_gpipe.schedule import memory
 
-# Running sums of gradients: the old ones live until the new ones are complete.
-GRADIENT_COPIES = 2
 # The mini-batch is there as a whole beside its micro-batches.
 BATCH_COPIES = 2
 
@@ -97,7 +95,7 @@ def predict(plan: plan_lib.Plan, machine: machine_lib.Machine) -> Forecast:
   )
   timeline = schedule_lib.simulate(plan.schedule, times)
   work = [s.seconds['F'] + s.seconds['B'] for s in stages]
-  update = max(s.bytes['gradients'] for s in stages) / GRADIENT_COPIES
+  update = max(s.bytes['gradients'] for s in stages)
   makespan = schedule_lib.makespan(timeline)
   return Forecast(
     stages=stages,
@@ -140,7 +138,7 @@ def static_bytes(
   return {
     'weights': costs.weights(start, stop),
     'slots': costs.slots(start, stop),
-    'gradients': GRADIENT_COPIES * costs.gradients(start, stop),
+    'gradients': costs.gradients(start, stop),
     'batch': BATCH_COPIES * num_micro_batches * batch,
   }
 

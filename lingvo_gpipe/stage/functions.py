@@ -180,7 +180,11 @@ class StageFunctions:
     return packed
 
   def _zeros(self):
-    return [tf.zeros(spec.shape, spec.dtype) for spec in self._gradient_specs]
+    # Not tf.zeros: a constant would be added to in place, for all steps.
+    return [
+      tf.raw_ops.Empty(shape=spec.shape, dtype=spec.dtype, init=True)
+      for spec in self._gradient_specs
+    ]
 
   def _forward(self, theta, inputs, rng, num_examples, boundaries=None):
     """Runs the layers; appends what crosses into each but the first."""
@@ -260,8 +264,22 @@ def _objective(metrics, loss_name):
 
 
 def _add(sums, terms):
-  return [a + b for a, b in zip(sums, terms, strict=True)]
+  """Adds terms to sums where these are, which nobody else may use then."""
+  return [
+    _in_place(tf.raw_ops.InplaceAdd, a, b)
+    for a, b in zip(sums, terms, strict=True)
+  ]
 
 
 def _scale(gradients, factor):
-  return [g * tf.cast(factor, g.dtype) for g in gradients]
+  """Scales gradients where they are."""
+  return [
+    _in_place(tf.raw_ops.InplaceUpdate, g, g * tf.cast(factor, g.dtype))
+    for g in gradients
+  ]
+
+
+def _in_place(op, target, value):
+  """Applies an op that works on rows to the whole of a tensor, as one row."""
+  row = op(x=tf.reshape(target, [1, -1]), i=[0], v=tf.reshape(value, [1, -1]))
+  return tf.reshape(row, target.shape)

@@ -7,7 +7,13 @@ from collections.abc import Callable, Collection
 import tensorflow as tf
 
 from lingvo_gpipe import errors, pipeline_task
-from lingvo_gpipe.trainer import checkpoints, evaluate, reports, tracing
+from lingvo_gpipe.trainer import (
+  checkpoints,
+  evaluate,
+  reports,
+  tracing,
+  usage,
+)
 
 # Files of a run that a foreign logdir could hold by accident.
 _RUN_FILES = ('params.txt', 'plan.txt', 'metrics.jsonl', 'eval.jsonl')
@@ -19,6 +25,7 @@ def train(
   texts: dict[str, str],
   dev_input,
   stop_requested: Callable[[], bool],
+  taken: usage.Usage,
   checkpoint_every: int,
   keep_checkpoints: int,
   trace_steps: Collection[int] = (),
@@ -31,6 +38,7 @@ def train(
     texts: files to write into it, by name.
     dev_input: Params of the held-out input, or None to evaluate nothing.
     stop_requested: asked between steps.
+    taken: what the run takes, beside what was planned.
     checkpoint_every: steps between checkpoints.
     keep_checkpoints: how many to keep.
     trace_steps: steps whose timeline to record.
@@ -74,9 +82,12 @@ def train(
       'step_seconds': seconds,
       'tokens_per_second': row['weight'] / seconds,
       **tracer.report(step),
+      **taken.row(),
     }
     report.write(row)
     progress.step(row)
+    if taken.is_settled():
+      reports.say(usage.describe(row))
     if tracer.is_traced(step):
       reports.say(tracing.describe(row))
     if step % checkpoint_every == 0 or step == last_step:

@@ -17,6 +17,7 @@ from lingvo_gpipe.trainer import (
   planning,
   reports,
   stopping,
+  usage,
 )
 
 FLAGS = flags.FLAGS
@@ -64,8 +65,10 @@ def _run_jobs() -> None:
     found = planning.planner(task_params, devices).on(machine).fastest()
     reports.say(f'planned: {found.choice}')
     planning.settle(pipeline, found)
+  taken = usage.Usage()
   task = task_params.Instantiate()
   forecast = plan_lib.predict(task.Plan(), machine)
+  taken.expect(forecast, machine)
   plan = plan_text.to_text(task.Plan(), forecast, machine)
   if FLAGS.mode == 'inspect_model':
     print(_describe_variables(task) + plan)
@@ -82,6 +85,7 @@ def _run_jobs() -> None:
       texts,
       dev_input,
       stop,
+      taken,
       FLAGS.checkpoint_every,
       FLAGS.keep_checkpoints,
       trace_steps,
