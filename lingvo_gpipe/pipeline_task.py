@@ -38,7 +38,7 @@ class PipelineTask(base_model.BaseTask):
         f'Task "{p.name}" needs a pipeline with a loss: set task.pipeline to '
         'PipeliningLayer.Params() with loss_tpl.'
       )
-    pipeline = p.pipeline.Copy().Set(optimizer=p.train.optimizer)
+    pipeline = p.pipeline.Copy().Set(optimizer=optimizer_of(p))
     if p.input:
       self._batch_spec = self.input.datasource.GetDataset().element_spec
       pipeline.input_specs, pipeline.target_specs = split_batch(
@@ -103,12 +103,12 @@ class PipelineTask(base_model.BaseTask):
 
   def _ApplyGradients(self, metrics, gradients) -> dict:
     """Lets the Learners clip and apply gradients computed elsewhere."""
-    by_variable = {
-      v.ref(): gradient
-      for v, gradient in zip(
-        self.vars.pipeline.Flatten(), gradients.Flatten(), strict=True
-      )
-    }
+    by_variable = {}
+    for v, gradient in zip(
+      self.vars.pipeline.Flatten(), gradients.Flatten(), strict=True
+    ):
+      by_variable.setdefault(v.ref(), gradient)
+    distinct = _distinct(self.vars.pipeline)
 
     def look_up(unused_loss, variables, *unused_args):
       return [by_variable[v.ref()] for v in variables]
@@ -119,9 +119,29 @@ class PipelineTask(base_model.BaseTask):
       # Lingvo's hook for gradients that were computed elsewhere.
       one._CustomComputeGradientsFn = lambda: look_up
       wanted = one.params.loss_name or one.params.name
-      _, _, learner_stats = one.Apply({wanted: loss}, self.vars.pipeline)
+      _, _, learner_stats = one.Apply({wanted: loss}, distinct)
       stats.update(learner_stats)
     return stats
+
+
+def _distinct(variables: py_utils.NestedMap) -> py_utils.NestedMap:
+  """Leaves out variables that are there already: tied ones."""
+  seen = set()
+
+  def is_first(variable):
+    is_new = variable.ref() not in seen
+    seen.add(variable.ref())
+    return is_new
+
+  return variables.Filter(is_first)
+
+
+def optimizer_of(p):
+  """Returns the Params of the (first) optimizer of a task, or None."""
+  if p.train.learner is None:
+    return p.train.optimizer
+  # Lingvo itself turns the one into the other when a task is built.
+  return tf.nest.flatten(p.train.learner)[0].optimizer
 
 
 def split_batch(p, batch) -> tuple[tuple, tuple]:

@@ -12,6 +12,7 @@ from lingvo_gpipe import (
   micro_batches,
   partition,
   pipelining_params,
+  tied_weights,
 )
 from lingvo_gpipe import plan as plan_lib
 from lingvo_gpipe import schedule as schedule_lib
@@ -62,10 +63,13 @@ class PipeliningLayer(base_layer.BaseLayer):
     self._machine = pipelining_params.machine(p)
     self._machine.check(len(schedule))
     self._cuts = cuts or self._cut_layers(schedule)
+    names = [layer.name for layer in self._layer_params]
+    tied = tied_weights.TiedWeights(p.tied_weights, names)
     for device, layers in zip(device_of, self._cuts, strict=True):
-      with tf.device(self._devices[device]):
-        for l in layers:
-          self.CreateChild(self._layer_params[l].name, self._layer_params[l])
+      for l in layers:
+        with tf.device(self._devices[device]), tied.building(names[l]):
+          self.CreateChild(names[l], self._layer_params[l])
+    tied.check_all_used()
 
   def _cut_layers(self, schedule) -> Sequence[range]:
     p = self.params
@@ -86,6 +90,7 @@ class PipeliningLayer(base_layer.BaseLayer):
       *self._largest_micro_batch(inputs, targets),
       p.batch_dim,
       p.optimizer,
+      p.tied_weights,
     )
 
   def FProp(self, theta, *args):
@@ -142,7 +147,7 @@ class PipeliningLayer(base_layer.BaseLayer):
       (metrics, gradients): metrics as from FPropLoss, and for each layer by
       name a NestedMap like its theta with the gradients of the loss, averaged
       over the weight of the whole mini-batch; None where a weight does not
-      train.
+      train, or is that of an earlier layer, which has the sum then.
     """
     plan, stages, values = self._prepare(inputs, targets)
     theta = self._theta_by_stage(theta, plan)
@@ -152,14 +157,15 @@ class PipeliningLayer(base_layer.BaseLayer):
     metrics = self._combine_metrics(plan, results)
     total_weight = metrics[self.params.loss_name][1]
     factor = tf.math.reciprocal_no_nan(total_weight)
-    gradients = py_utils.NestedMap()
+    gradients = []
     for stage, sums in zip(stages, results.gradients, strict=True):
       with tf.device(stage.plan.device):
         averages = stage.functions.scale(sums, factor)
-      gradients.update(
-        zip(stage.names, stage.functions.pack_gradients(averages), strict=True)
-      )
-    return metrics, gradients
+      gradients += stage.functions.pack_gradients(averages)
+    if self.params.tied_weights:
+      layers = [self.children[name] for name in plan.names]
+      gradients = tied_weights.sum_gradients(layers, gradients)
+    return metrics, py_utils.NestedMap(zip(plan.names, gradients, strict=True))
 
   def Plan(self, inputs: tuple, targets: tuple = (), with_loss: bool = True):
     """Returns the Plan for arguments like these (specs or tensors)."""

@@ -38,6 +38,13 @@ def define(p) -> None:
   )
   p.Define('loss_name', 'loss', 'Which of the metrics of loss_tpl to minimise.')
   p.Define(
+    'tied_weights',
+    [],
+    'Weights that are one variable, as pairs (later, earlier) of names that '
+    "--mode=inspect_model prints: [('softmax/w', 'embedding/table')]; a pair "
+    'of layers ties all of their weights. They may be on different stages.',
+  )
+  p.Define(
     'num_stages',
     1,
     'How many stages to cut layer_tpl into. Each has its device, or several '

@@ -86,7 +86,9 @@ def plain_losses(model, steps: int) -> list[np.float32]:
       return [tf.convert_to_tensor(g) for g in gradients]
 
     learner._CustomComputeGradientsFn = lambda: dense_gradients
-    learner.Apply(args[0], task.vars.pipeline)
+    # Tied weights are in the list more than once.
+    distinct = {v.ref(): v for v in task.vars.pipeline.Flatten()}.values()
+    learner.Apply(args[0], py_utils.NestedMap(v=list(distinct)))
     py_utils.GetGlobalStep().assign_add(1)
     return args[0].loss[0]
 

@@ -15,7 +15,7 @@ def _trace(used, passed, *outputs):
     num_params=0,
     param_bytes=0,
     trained_bytes=0,
-    weight_shapes=(),
+    weights=(),
     fprop_flops=0,
     backward=None,
     used_inputs=used,

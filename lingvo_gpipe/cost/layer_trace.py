@@ -12,15 +12,27 @@ allocated and a model of any size can be looked at on any machine:
 
 import dataclasses
 import math
-from concurrent import futures
 from typing import Any
 
 import tensorflow as tf
-from lingvo.core import base_layer, cluster_factory, tshape
+from lingvo.core import base_layer, tshape
 
 from lingvo_gpipe import errors, randomness
-from lingvo_gpipe.cost import backward, flops, memory, purity
+from lingvo_gpipe.cost import apart, backward, flops, memory, purity
 from lingvo_gpipe.layers import call
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight:
+  """One variable; `name` is its own within the layer, such as `atten/w`."""
+
+  name: str
+  shape: tuple[int, ...]
+  dtype: str
+
+  @property
+  def size(self) -> int:
+    return math.prod(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +46,7 @@ class LayerTrace:
     num_params: number of trainable weights.
     param_bytes: bytes of all its variables.
     trained_bytes: bytes of the gradients of its trainable weights.
-    weight_shapes: (shape, dtype name) of each trainable weight.
+    weights: those that are trained.
     fprop_flops: FLOPs of one FProp on the traced shapes.
     backward: what its backward pass costs.
     used_inputs: for each input leaf, whether the layer computes with it.
@@ -47,7 +59,7 @@ class LayerTrace:
   num_params: int
   param_bytes: int
   trained_bytes: int
-  weight_shapes: tuple[tuple[tuple[int, ...], str], ...]
+  weights: tuple['Weight', ...]
   fprop_flops: int
   backward: backward.BackwardCost
   used_inputs: tuple[bool, ...]
@@ -69,16 +81,11 @@ def trace_layer(
     UserError: the layer cannot be recomputed or cut out (purity.py), or its
       FProp does not accept these inputs.
   """
-  # Lingvo takes any layer built during another's __init__, on the same thread,
-  # for its child.
-  with futures.ThreadPoolExecutor(max_workers=1) as thread:
-    return thread.submit(
-      _trace, cluster_factory.Current(), p, args, batch_dim
-    ).result()
+  return apart.build_apart(_trace, p, args, batch_dim)
 
 
-def _trace(cluster, p, args, batch_dim) -> LayerTrace:
-  with cluster, tf.Graph().as_default() as graph:
+def _trace(p, args, batch_dim) -> LayerTrace:
+  with tf.Graph().as_default() as graph:
     layer = p.Instantiate()
     theta = layer.theta.Transform(_placeholder)
     inputs = tf.nest.map_structure(_placeholder, args)
@@ -103,8 +110,10 @@ def _trace(cluster, p, args, batch_dim) -> LayerTrace:
       num_params=sum(v.shape.num_elements() for v in variables if v.trainable),
       param_bytes=sum(v.shape.num_elements() * v.dtype.size for v in variables),
       trained_bytes=sum(map(memory.size, trained)),
-      weight_shapes=tuple(
-        (tuple(w.shape.as_list()), w.dtype.name) for w in trained
+      weights=tuple(
+        Weight(_own_name(v, p.name), tuple(v.shape), v.dtype.base_dtype.name)
+        for v in variables
+        if v.trainable and v.dtype.is_floating
       ),
       fprop_flops=_fprop_flops(p, args, graph, ops, outputs),
       backward=backward.trace(
@@ -194,6 +203,11 @@ def _as_list(leaf):
   if isinstance(leaf, tshape.Shape):
     return leaf.ToTensorShape().as_list()
   return leaf.shape.as_list()
+
+
+def _own_name(variable, layer_name):
+  path = f'/{variable.name}'.partition(f'/{layer_name}/')[2]
+  return path.removesuffix(':0').removesuffix('/var')
 
 
 def _differentiable(leaves):

@@ -1,24 +1,25 @@
 """Bytes of the variables that an optimizer keeps for the weights of a layer."""
 
 import functools
+from collections.abc import Sequence
 
 import tensorflow as tf
-from lingvo.core import cluster_factory, optimizer, py_utils
+from lingvo.core import optimizer, py_utils
 
-from lingvo_gpipe.cost import memory
-
-Weights = tuple[tuple[tuple[int, ...], str], ...]
+from lingvo_gpipe.cost import apart, layer_trace, memory
 
 
-def slot_bytes(p: optimizer.Base.Params, weights: Weights) -> int:
+def slot_bytes(
+  p: optimizer.Base.Params, weights: Sequence[layer_trace.Weight]
+) -> int:
   """Returns the bytes of all slots; nothing is allocated.
 
   Args:
     p: Params of a Lingvo optimizer.
-    weights: (shape, dtype name) of each trainable weight.
+    weights: those that it trains.
   """
   text = p.ToText()
-  return sum(_slot_bytes(_Hashable(p, text), *weight) for weight in weights)
+  return sum(_slot_bytes(_Hashable(p, text), w.shape, w.dtype) for w in weights)
 
 
 class _Hashable:
@@ -37,14 +38,18 @@ class _Hashable:
 
 @functools.cache
 def _slot_bytes(hashable, shape, dtype) -> int:
+  return apart.build_apart(_trace, hashable.p, shape, dtype)
+
+
+def _trace(p, shape, dtype):
   """Lets the optimizer make its slots in a graph that is thrown away."""
-  with tf.Graph().as_default(), cluster_factory.Current():
+  with tf.Graph().as_default():
     py_utils.GetOrCreateGlobalStepVar()
     weight = tf.compat.v1.get_variable(
       'weight', shape, tf.dtypes.as_dtype(dtype), use_resource=True
     )
     gradient = tf.compat.v1.placeholder(dtype, shape)
-    p = hashable.p.Copy().Set(add_summary_in_apply=False)
+    p = p.Copy().Set(add_summary_in_apply=False)
     made = []
 
     def note(creator, **kwargs):

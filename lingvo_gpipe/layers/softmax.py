@@ -21,6 +21,12 @@ class SoftmaxCrossEntropy(base_layer.BaseLayer):
     p.Define('input_dim', 0, 'Size of the last dimension of the inputs.')
     p.Define('num_classes', 256, 'Number of different labels; 256 for bytes.')
     p.Define(
+      'like_table',
+      False,
+      'Whether w is [num_classes, input_dim], so that tied_weights can make it '
+      "the table of an embedding; its init is the table's then.",
+    )
+    p.Define(
       'bits_metric',
       '',
       'If set, the cross-entropy is also reported in bits under this name, for '
@@ -32,9 +38,10 @@ class SoftmaxCrossEntropy(base_layer.BaseLayer):
     super()._CreateLayerVariables()
     p = self.params
     init = py_utils.WeightInit.Gaussian(p.input_dim**-0.5)
-    self.CreateVariable(
-      'w', py_utils.WeightParams([p.input_dim, p.num_classes], init, p.dtype)
-    )
+    shape = [p.input_dim, p.num_classes]
+    if p.like_table:
+      shape.reverse()
+    self.CreateVariable('w', py_utils.WeightParams(shape, init, p.dtype))
     self.CreateVariable(
       'b',
       py_utils.WeightParams(
@@ -59,7 +66,8 @@ class SoftmaxCrossEntropy(base_layer.BaseLayer):
     p = self.params
     theta = self._CastToFPropDtype(theta)
     flat = tf.reshape(inputs, [-1, p.input_dim])
-    logits = tf.cast(tf.matmul(flat, theta.w) + theta.b, tf.float32)
+    logits = tf.matmul(flat, theta.w, transpose_b=p.like_table) + theta.b
+    logits = tf.cast(logits, tf.float32)
     labels = tf.reshape(labels, [-1])
     weights = tf.cast(tf.reshape(weights, [-1]), tf.float32)
     total_weight = tf.reduce_sum(weights)

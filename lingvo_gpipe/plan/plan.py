@@ -91,6 +91,7 @@ def trace_network(
   targets: tuple,
   batch_dim: int,
   optimizer=None,
+  tied: Sequence[tuple[str, str]] = (),
 ) -> costs_lib.Network:
   """Traces every layer on the shapes that reach it; equal ones only once.
 
@@ -100,6 +101,7 @@ def trace_network(
     targets: specs of the last layer's further arguments.
     batch_dim: which dimension counts the examples.
     optimizer: Params of the optimizer whose slots count, or None.
+    tied: pairs of weights (or layers) of which the first is the second.
 
   Raises:
     UserError: a layer cannot be in a pipeline.
@@ -113,12 +115,11 @@ def trace_network(
     args = builder.args()
     key = f'{structure_key(p)} {args}'
     if key not in known:
-      trace = cost.trace_layer(p, args, batch_dim)
-      known[key] = trace, _slot_bytes(optimizer, trace)
-    trace, slot_bytes = known[key]
+      known[key] = cost.trace_layer(p, args, batch_dim)
+    trace = _without_tied(known[key], p.name, tied)
     keys.append(hashlib.md5(key.encode()).hexdigest())
     traces.append(trace)
-    slots.append(slot_bytes)
+    slots.append(optimizer and cost.slot_bytes(optimizer, trace.weights) or 0)
     builder.add(trace)
   return costs_lib.Network(
     names=tuple(p.name for p in layers),
@@ -129,8 +130,24 @@ def trace_network(
   )
 
 
-def _slot_bytes(optimizer, trace):
-  return optimizer and cost.slot_bytes(optimizer, trace.weight_shapes) or 0
+def _without_tied(trace, name, tied):
+  """Takes weights that are another layer's out of what counts as its own.
+
+  Their values and gradients still take their place where the layer is.
+  """
+  own = tuple(
+    w for w in trace.weights if not _is_tied(f'{name}/{w.name}', tied)
+  )
+  if len(own) == len(trace.weights):
+    return trace
+  away = sum(w.size for w in trace.weights) - sum(w.size for w in own)
+  return dataclasses.replace(
+    trace, weights=own, num_params=trace.num_params - away
+  )
+
+
+def _is_tied(path, tied):
+  return any(f'{path}/'.startswith(f'{later}/') for later, *_ in tied)
 
 
 def structure_key(p: base_layer.BaseLayerParamsT) -> str:

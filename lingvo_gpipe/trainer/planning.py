@@ -51,7 +51,11 @@ def planner(task, devices: int) -> search.Planner:
       (inputs, targets),
     )
     return plan_lib.trace_network(
-      layers, *specs, p.batch_dim, task.train.optimizer
+      layers,
+      *specs,
+      p.batch_dim,
+      pipeline_task.optimizer_of(task),
+      p.tied_weights,
     )
 
   wish = search.Wish(
@@ -96,7 +100,7 @@ def profile(
   profiling.measure_missing(
     planner.networks(),
     layers,
-    task.train.optimizer,
+    pipeline_task.optimizer_of(task),
     p.batch_dim,
     p.loss_name,
     path,
