@@ -45,8 +45,11 @@ def cut(
     free = _share_of_memory(costs, device_of, k)
     if remat == 'budget':
       static = forecast_lib.static_bytes(costs, layers, num_micro_batches)
-      least = _least_activations(costs, layers, in_flight[k])
-      return sum(static.values()) + least <= free
+      # The activations of many layers take long to look at.
+      left = free - sum(static.values())
+      return 0 <= left and (
+        _least_activations(costs, layers, in_flight[k]) <= left
+      )
     plan = remat_lib.of_stage(remat, len(layers), k == num_stages - 1)
     found = forecast_lib.stage_bytes(
       costs, layers, plan, in_flight[k], num_micro_batches
