@@ -11,18 +11,17 @@ class UserError(ValueError):
   """
 
 
-def run_command(argv: Sequence[str], command: Callable[[], None]) -> int:
+def run_command(argv: Sequence[str], command: Callable[[], int | None]) -> int:
   """Runs a command that takes flags alone; returns its exit status.
 
   Args:
     argv: the program and what absl took for no flag.
-    command: may raise a UserError.
+    command: returns an exit status, None for 0; may raise a UserError.
   """
   try:
     if len(argv) > 1:
       raise UserError(f'Unknown argument "{argv[1]}"; flags begin with "--".')
-    command()
+    return command() or 0
   except UserError as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
-  return 0

@@ -5,9 +5,11 @@ from absl import flags
 from lingvo_gpipe import runtime
 
 with runtime.quiet_tensorflow():
-  from lingvo_gpipe.trainer import main, options
+  from lingvo_gpipe.trainer import cluster_options, main, options
 
-flags.adopt_module_key_flags(options)  # So that --help shows them.
+# So that --help shows them.
+flags.adopt_module_key_flags(options)
+flags.adopt_module_key_flags(cluster_options)
 
 if __name__ == '__main__':
   main.run()

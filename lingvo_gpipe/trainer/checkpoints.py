@@ -4,7 +4,9 @@ Variables are saved under their own names, which come from layers and not from
 stages, so a run can go on with any number of stages.
 """
 
+import glob
 import os
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -12,6 +14,18 @@ from lingvo_gpipe import errors
 
 _SUFFIX = '/.ATTRIBUTES/VARIABLE_VALUE'
 _VARIABLES = 'variables/'
+# What TensorFlow raises for files that are cut short, altered or gone.
+_UNREADABLE = (
+  tf.errors.DataLossError,
+  tf.errors.OutOfRangeError,
+  tf.errors.NotFoundError,
+  tf.errors.InvalidArgumentError,
+  tf.errors.UnknownError,
+)
+
+
+class Damaged(Exception):
+  """A checkpoint that cannot be read."""
 
 
 class Checkpoints:
@@ -36,21 +50,51 @@ class Checkpoints:
     extra = {} if data is None else {'data': data}
     checkpoint = tf.train.Checkpoint(variables=self._variables, **extra)
     self._checkpoint = checkpoint
+    # All is written by this process, so workers need no shared disk.
+    self._options = tf.train.CheckpointOptions(
+      experimental_io_device='/device:CPU:0'
+    )
     self._manager = tf.train.CheckpointManager(checkpoint, logdir, keep)
 
   def save(self, step: int) -> str:
     """Saves everything and returns the path."""
-    return self._manager.save(checkpoint_number=step)
+    return self._manager.save(step, options=self._options)
 
   def restore(self, path: str) -> None:
     """Restores a checkpoint after checking that it is one of this model.
 
     Raises:
+      Damaged: it cannot be read.
       UserError: other variables or shapes than the model's.
     """
-    self._check(path)
+    try:
+      self._check(path)
+      restored = self._checkpoint.restore(path, self._options)
+    except _UNREADABLE as error:
+      raise Damaged(f'{path} is damaged ({_first_line(error)})') from error
     # A checkpoint has a position of the data; an evaler does not ask for it.
-    self._checkpoint.restore(path).assert_existing_objects_matched()
+    restored.assert_existing_objects_matched()
+
+  def restore_newest(self, logdir: str, say: Callable[[str], None]) -> str:
+    """Restores the newest checkpoint that can be read; returns its path.
+
+    Args:
+      logdir: folder with checkpoints.
+      say: told of damaged ones.
+
+    Raises:
+      UserError: none can be read, or it is of another model.
+    """
+    for path in reversed(paths(logdir)):
+      try:
+        self.restore(path)
+        return path
+      except Damaged as error:
+        say(f'warning: {error}; taking the one before it')
+    raise errors.UserError(
+      f'--logdir={logdir}: no checkpoint can be read. Bring one back from a '
+      'copy, or choose another folder to start anew.'
+    )
 
   def _check(self, path):
     shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
@@ -77,12 +121,25 @@ class Checkpoints:
 
 def latest(logdir: str) -> str | None:
   """Returns the path of the newest checkpoint in `logdir`, if any."""
-  return tf.train.latest_checkpoint(logdir)
+  return max(paths(logdir), key=step_of, default=None)
+
+
+def paths(logdir: str) -> list[str]:
+  """Returns the paths of all checkpoints in `logdir`, oldest first.
+
+  A checkpoint is there once its index is, which is written last.
+  """
+  indices = glob.glob(os.path.join(glob.escape(logdir), 'ckpt-*.index'))
+  return sorted((i.removesuffix('.index') for i in indices), key=step_of)
 
 
 def step_of(path: str) -> int:
   """Returns the step at which a checkpoint was saved."""
   return int(os.path.basename(path).rpartition('-')[2])
+
+
+def _first_line(error) -> str:
+  return error.message.partition('\n')[0]
 
 
 def _key(name: str) -> str:

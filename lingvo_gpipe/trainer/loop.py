@@ -46,15 +46,15 @@ def train(
   Raises:
     UserError: `logdir` cannot be written, or belongs to something else.
   """
-  restored_path = open_logdir(logdir)
+  resumes = open_logdir(logdir)
   data = iter(task.input.datasource.GetDataset())
   variables = task.CreateSlots()
   saver = checkpoints.Checkpoints(logdir, variables, keep_checkpoints, data)
   step = 0
-  if restored_path:
-    saver.restore(restored_path)
-    step = checkpoints.step_of(restored_path)
-    reports.say(f'resuming from {restored_path}')
+  if resumes:
+    path = saver.restore_newest(logdir, reports.say)
+    step = checkpoints.step_of(path)
+    reports.say(f'resuming from {path}')
   else:
     saver.save(0)
   for name, text in texts.items():
@@ -103,8 +103,8 @@ def train(
     evaler.close()
 
 
-def open_logdir(logdir: str) -> str | None:
-  """Makes `logdir` if missing; returns its newest checkpoint, if any.
+def open_logdir(logdir: str) -> bool:
+  """Makes `logdir` if missing; returns whether it has a run to go on with.
 
   Raises:
     UserError: it cannot be written, or holds files that no run of ours made:
@@ -116,11 +116,11 @@ def open_logdir(logdir: str) -> str | None:
     raise errors.UserError(f'--logdir={logdir}: {error.strerror}.') from error
   if not os.access(logdir, os.W_OK | os.X_OK):
     raise errors.UserError(f'--logdir={logdir} is not writable.')
-  path = checkpoints.latest(logdir)
+  has_checkpoint = bool(checkpoints.paths(logdir))
   found = [f for f in _RUN_FILES if os.path.exists(os.path.join(logdir, f))]
-  if found and path is None:
+  if found and not has_checkpoint:
     raise errors.UserError(
       f'--logdir={logdir} holds {", ".join(found)} but no checkpoint, so it is '
       'not a run that can go on: choose another folder.'
     )
-  return path
+  return has_checkpoint

@@ -3,13 +3,23 @@
 import contextlib
 import math
 
+import tensorflow as tf
 from absl import app, flags
 
-from lingvo_gpipe import errors, pipeline_task, pipelining_params, runtime
+from lingvo_gpipe import (
+  devices,
+  errors,
+  pipeline_task,
+  pipelining_params,
+  runtime,
+)
 from lingvo_gpipe import plan as plan_lib
+from lingvo_gpipe.cluster import chief
+from lingvo_gpipe.plan import search
 from lingvo_gpipe.plan import text as plan_text
 from lingvo_gpipe.trainer import (
   checkpoints,
+  cluster_options,
   evaluate,
   loop,
   models,
@@ -22,6 +32,9 @@ from lingvo_gpipe.trainer import (
 
 FLAGS = flags.FLAGS
 
+# Exit status of a chief whose step failed on a worker: EX_TEMPFAIL.
+_LOST_WORKER = 75
+
 
 def run() -> None:
   """Parses flags and runs; the process ends with 2 after a user's mistake."""
@@ -33,10 +46,11 @@ def _main(argv: list[str]) -> int:
   return errors.run_command(argv, _run_jobs)
 
 
-def _run_jobs() -> None:
+def _run_jobs() -> int | None:
   if FLAGS.list_models:
-    print('\n'.join(models.list_names()))
-    return
+    return print('\n'.join(models.list_names()))
+  if FLAGS.job == ['worker']:
+    return cluster_options.serve()
   if not FLAGS.model:
     raise errors.UserError(
       '--model is missing; --list_models prints all names.'
@@ -44,8 +58,11 @@ def _run_jobs() -> None:
   unknown = set(FLAGS.job) - {'trainer', 'evaler'}
   if unknown or not FLAGS.job:
     raise errors.UserError(
-      f'--job={",".join(FLAGS.job)}: choose trainer, evaler or both.'
+      f'--job={",".join(FLAGS.job)}: choose trainer, evaler or both, or worker '
+      'alone.'
     )
+  if 'trainer' in FLAGS.job and cluster_options.wants_cluster():
+    return cluster_options.supervise()
   key = models.find(FLAGS.model)
   task_params, train_input = options.model_params(key, 'Train')
   task_params.input = train_input
@@ -53,16 +70,14 @@ def _run_jobs() -> None:
   if 'evaler' in FLAGS.job and FLAGS.mode == 'sync':
     _, dev_input = options.model_params(key, 'Dev')
   if FLAGS.mode == 'inspect_params':
-    print(task_params.ToText())
-    return
+    return print(task_params.ToText())
   pipeline = task_params.pipeline
   pipelining_params.check(pipeline)
-  devices = planning.num_devices(pipeline, FLAGS.num_devices)
-  runtime.configure(devices)
+  num_devices = _start_tensorflow(pipeline)
   machine = pipelining_params.machine(pipeline)
   if pipelining_params.open_fields(pipeline):
-    machine.check(devices)
-    found = planning.planner(task_params, devices).on(machine).fastest()
+    machine.check(num_devices)
+    found = planning.planner(task_params, num_devices).on(machine).fastest()
     reports.say(f'planned: {found.choice}')
     planning.settle(pipeline, found)
   taken = usage.Usage()
@@ -71,27 +86,55 @@ def _run_jobs() -> None:
   taken.expect(forecast, machine)
   plan = plan_text.to_text(task.Plan(), forecast, machine)
   if FLAGS.mode == 'inspect_model':
-    print(_describe_variables(task) + plan)
-    return
+    return print(_describe_variables(task) + plan)
   if not FLAGS.logdir:
     raise errors.UserError('--logdir is missing: where shall the run be kept?')
   trace_steps = options.trace_steps()
   stop = stopping.StopRequest()
   if 'trainer' in FLAGS.job:
     texts = {'params.txt': task_params.ToText(), 'plan.txt': plan}
-    loop.train(
-      task,
-      FLAGS.logdir,
-      texts,
-      dev_input,
-      stop,
-      taken,
-      FLAGS.checkpoint_every,
-      FLAGS.keep_checkpoints,
-      trace_steps,
-    )
+    try:
+      loop.train(
+        task,
+        FLAGS.logdir,
+        texts,
+        dev_input,
+        stop,
+        taken,
+        FLAGS.checkpoint_every,
+        FLAGS.keep_checkpoints,
+        trace_steps,
+      )
+    except tf.errors.OpError as error:
+      if not devices.are_remote():
+        raise
+      first_line, *_ = error.message.splitlines()
+      # The supervisor starts another chief, which resumes.
+      reports.say(f'a step failed: {first_line}')
+      return _LOST_WORKER
   else:
     _evaluate_checkpoints(task, dev_input, stop)
+  return None
+
+
+def _start_tensorflow(pipeline) -> int:
+  """Prepares TensorFlow with its devices, here or on workers.
+
+  Returns:
+    How many devices a plan may use.
+  """
+  workers = cluster_options.workers()
+  if workers is None:
+    count = planning.num_devices(pipeline, FLAGS.num_devices)
+    runtime.configure(count)
+    return count
+  names = chief.connect(workers, FLAGS.worker_wait)
+  runtime.configure()
+  if pipeline.num_stages != search.AUTO:
+    wanted = pipelining_params.num_devices(pipeline)
+    if wanted > len(names) and FLAGS.on_worker_loss == 'replan':
+      pipeline.num_stages = len(names)
+  return len(names)
 
 
 def _evaluate_checkpoints(task, dev_input, stop) -> None:
@@ -106,7 +149,11 @@ def _evaluate_checkpoints(task, dev_input, stop) -> None:
       path = evaluate.wait_for_checkpoint(FLAGS.logdir, path, stop)
       if path is None:
         return
-      restorer.restore(path)
+      try:
+        restorer.restore(path)
+      except checkpoints.Damaged as error:  # Or deleted by the trainer.
+        reports.say(f'{error}; waiting for the next')
+        continue
       step = checkpoints.step_of(path)
       reports.say(evaluate.describe(evaler.evaluate(step)))
 

@@ -30,7 +30,8 @@ flags.DEFINE_list(
   'job',
   ['trainer', 'evaler'],
   'trainer trains; evaler reports the loss on held-out data: after each '
-  'checkpoint where both are named, else it waits for checkpoints in logdir.',
+  'checkpoint where both are named, else it waits for checkpoints in logdir. '
+  'worker serves its devices to a trainer elsewhere.',
 )
 flags.DEFINE_integer(
   'max_steps', None, 'Train up to this step; default: task.train.max_steps.'

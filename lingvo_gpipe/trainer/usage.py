@@ -4,6 +4,7 @@ import resource
 
 import tensorflow as tf
 
+from lingvo_gpipe import devices
 from lingvo_gpipe import plan as plan_lib
 
 # Steps of a process after which the figures are settled enough to be told.
@@ -14,7 +15,8 @@ class Usage:
   """Measures steps and memory of this process against a forecast.
 
   Memory is that of the hungriest GPU; without GPUs that of the whole process
-  beyond what it took before, and all devices of the plan together.
+  beyond what it took before, and all devices of the plan together. Of workers
+  it knows nothing.
   """
 
   def __init__(self):
@@ -34,10 +36,10 @@ class Usage:
   def row(self) -> dict[str, float]:
     """Returns metrics of a step that has just run."""
     self._steps += 1
-    row = {
-      'memory_bytes': self._memory(),
-      'memory_bytes_planned': self._memory_planned(),
-    }
+    row = {}
+    if not devices.are_remote():
+      row['memory_bytes'] = self._memory()
+      row['memory_bytes_planned'] = self._memory_planned()
     if self._knows_seconds:
       row['step_seconds_planned'] = self._forecast.step_seconds
     return row
@@ -62,10 +64,13 @@ def describe(row: dict) -> str:
   seconds = f'{row["step_seconds"]:.3g} s a step'
   if 'step_seconds_planned' in row:
     seconds += f' (planned {row["step_seconds_planned"]:.3g} s)'
-  return (
-    f'step {row["step"]}: {seconds}, {row["memory_bytes"] / 1e9:.3g} GB of '
-    f'memory (planned {row["memory_bytes_planned"] / 1e9:.3g} GB)'
-  )
+  memory = ''
+  if 'memory_bytes' in row:
+    memory = (
+      f', {row["memory_bytes"] / 1e9:.3g} GB of memory (planned '
+      f'{row["memory_bytes_planned"] / 1e9:.3g} GB)'
+    )
+  return f'step {row["step"]}: {seconds}{memory}'
 
 
 def _peak_resident() -> int:

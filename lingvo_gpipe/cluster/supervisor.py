@@ -1,0 +1,149 @@
+"""Minds a run: starts chief and workers, notices losses, starts anew.
+
+    start --> watch --> chief done: stop all
+      ^         |
+      |         '--> a worker is gone or silent, or the chief is gone
+      '-- what is left of both is ended; workers of this machine are started
+          again, others are waited for; the chief resumes from its newest
+          checkpoint
+
+A run that fails again and again without getting any further is given up.
+"""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.cluster import health, local
+
+# Seconds without an answer after which a worker counts as lost.
+_SILENCE = 20.0
+# Seconds between two rounds of asking all workers.
+_ROUND = 2.0
+# A chief that ends so has made a mistake that a new start would repeat.
+_USER_ERROR = 2
+_MOST_FAILURES = 3
+
+
+class Supervisor:
+  """Runs one chief at a time on a set of workers."""
+
+  def __init__(
+    self,
+    chief_command: Callable[[dict[int, str]], Sequence[str]],
+    addresses: Sequence[str],
+    workers: local.LocalWorkers | None,
+    wait: float,
+    replan: bool,
+    progress: Callable[[], object],
+    say: Callable[[str], None],
+  ):
+    """Sets up; starts nothing yet.
+
+    Args:
+      chief_command: returns the chief's command line for workers by task.
+      addresses: of all workers.
+      workers: those on this machine to be started here; None for others.
+      wait: seconds to wait for workers that somebody else starts.
+      replan: whether to go on without workers that stay away.
+      progress: returns something that changes when the run gets further.
+      say: tells the user.
+    """
+    self._chief_command = chief_command
+    self._addresses = dict(enumerate(addresses))
+    self._workers = workers
+    self._wait = wait
+    self._replan = replan
+    self._progress = progress
+    self._say = say
+    self._chief = None
+    self._stopping = False
+
+  def run(self) -> int:
+    """Runs until the chief is done; returns its exit status.
+
+    Raises:
+      UserError: workers do not answer, or the run fails without end.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+      signal.signal(number, self._pass_on)
+    failures = 0
+    try:
+      while True:
+        before = self._progress()
+        self._gather_workers()
+        if self._stopping:
+          return 0
+        self._chief = subprocess.Popen(self._chief_command(self._addresses))
+        lost = self._watch()
+        status = self._end_chief()
+        if lost is None and status in (0, _USER_ERROR) or self._stopping:
+          return max(status, 0)
+        self._say(lost or f'the trainer ended with status {status}')
+        failures = failures + 1 if self._progress() == before else 1
+        if failures >= _MOST_FAILURES:
+          raise errors.UserError(
+            f'The run failed {failures} times in a row without getting any '
+            f'further; the last time: {lost or f"status {status}"}.'
+          )
+        if self._workers:
+          self._workers.stop()
+    finally:
+      self._end_chief()
+      if self._workers:
+        self._workers.stop()
+
+  def _gather_workers(self):
+    """Starts workers, or waits for them, until all answer."""
+    if self._workers:
+      self._workers.start()
+    try:
+      health.wait_for_all(self._addresses, self._wait, self._gave_up)
+    except health.NoAnswer as error:
+      if not self._replan or self._workers or self._stopping:
+        raise
+      self._addresses.pop(error.task)
+      if not self._addresses:
+        raise
+      self._say(
+        f'{error} Going on with {len(self._addresses)} workers and a new plan.'
+      )
+      self._gather_workers()
+
+  def _gave_up(self):
+    if self._workers and (lost := self._workers.dead()):
+      raise errors.UserError(lost)
+    return self._stopping
+
+  def _watch(self) -> str | None:
+    """Returns which worker was lost; None once the chief has ended."""
+    heard = dict.fromkeys(self._addresses, time.monotonic())
+    with health.Listener(self._addresses, _ROUND) as listener:
+      while self._chief.poll() is None:
+        time.sleep(0.2)
+        if self._workers and (lost := self._workers.dead()):
+          return lost
+        heard.update(listener.heard())
+        for task, last in heard.items():
+          if time.monotonic() - last > _SILENCE and not self._stopping:
+            return (
+              f'worker {task} at {self._addresses[task]} has not answered for '
+              f'{_SILENCE:.0f} seconds'
+            )
+    # A worker's end ends the chief, which may be noticed first.
+    return self._workers.dead() if self._workers else None
+
+  def _end_chief(self) -> int:
+    if self._chief is None:
+      return 0
+    if self._chief.poll() is None:
+      # It may be stuck in a step that will never end.
+      self._chief.kill()
+    return self._chief.wait()
+
+  def _pass_on(self, number, unused_frame):
+    self._stopping = True
+    if self._chief is not None and self._chief.poll() is None:
+      self._chief.send_signal(number)

@@ -1,0 +1,61 @@
+"""A worker: serves its devices to the chief until it is told to stop."""
+
+import os
+import signal
+import threading
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.cluster import addresses as addresses_lib
+from lingvo_gpipe.cluster import loopback
+
+
+def serve(addresses: Sequence[str], task: int, is_public: bool) -> None:
+  """Serves until SIGTERM or SIGINT, or until the parent process is gone.
+
+  Args:
+    addresses: of all workers.
+    task: which of them this is.
+    is_public: whether other machines may connect.
+
+  Raises:
+    UserError: `task` is none of them, or its port is taken.
+  """
+  if not 0 <= task < len(addresses):
+    raise errors.UserError(
+      f'--task={task}, but there are {len(addresses)} workers: give 0 to '
+      f'{len(addresses) - 1}.'
+    )
+  stop = threading.Event()
+  for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *unused: stop.set())
+  cores = len(os.sched_getaffinity(0))
+  config = tf.compat.v1.ConfigProto(
+    intra_op_parallelism_threads=cores,
+    # One op at a time would let a transfer wait for a computation.
+    inter_op_parallelism_threads=max(2, cores),
+  )
+  job = addresses_lib.job_name()
+  port = int(addresses[task].rpartition(':')[2])
+  if loopback.is_taken(port):
+    raise errors.UserError(
+      f'task {task} cannot listen at port {port}, somebody does already: is '
+      'the same --task running twice?'
+    )
+  server = tf.distribute.Server(
+    tf.train.ClusterSpec({job: list(addresses)}),
+    job_name=job,
+    task_index=task,
+    protocol='grpc',
+    config=config,
+  )
+  if not is_public:
+    loopback.restrict(port)
+  parent = os.getppid()
+  while not stop.wait(1.0) and os.getppid() == parent:
+    pass
+  del server
+  # The server's threads do not end; there is nothing to lose.
+  os._exit(0)
