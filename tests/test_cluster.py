@@ -226,6 +226,18 @@ def test_tf_config_names_the_workers(monkeypatch):
   assert addresses.task_of('tf_config') == 1
 
 
+def test_slurm_names_the_workers(monkeypatch):
+  for name, value in (
+    ('PROCID', '1'),
+    ('STEP_NUM_TASKS', '2'),
+    ('STEP_NODELIST', 'node[1-2]'),
+    ('STEP_TASKS_PER_NODE', '1(x2)'),
+  ):
+    monkeypatch.setenv(f'SLURM_{name}', value)
+  assert addresses.resolve('slurm') == ['node1:8888', 'node2:8888']
+  assert addresses.task_of('slurm') == 1
+
+
 @pytest.mark.parametrize('resolver', addresses.RESOLVERS)
 def test_resolvers_out_of_place_tell_what_they_need(resolver, monkeypatch):
   monkeypatch.delenv('TF_CONFIG', raising=False)

@@ -53,7 +53,7 @@ def resolve(resolver: str) -> list[str]:
   """
   makers: dict[str, Callable] = {
     'tf_config': tf.distribute.cluster_resolver.TFConfigClusterResolver,
-    'slurm': tf.distribute.cluster_resolver.SlurmClusterResolver,
+    'slurm': _slurm,
     'kubernetes': _kubernetes,
   }
   hints = {
@@ -86,8 +86,9 @@ def task_of(resolver: str) -> int | None:
     found = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     return found.task_id if found.task_type == _WORKER else None
   if resolver == 'slurm':
-    found = tf.distribute.cluster_resolver.SlurmClusterResolver()
-    return found.get_task_info()[1]
+    resolver = _slurm()
+    resolver.cluster_spec()  # Which counts the tasks.
+    return resolver.task_id
   return None
 
 
@@ -101,6 +102,13 @@ def free_local(count: int) -> list[str]:
   finally:
     for s in sockets:
       s.close()
+
+
+def _slurm():
+  # With these numbers it asks no nvidia-smi, which may not be there.
+  return tf.distribute.cluster_resolver.SlurmClusterResolver(
+    gpus_per_node=1, gpus_per_task=1, auto_set_gpu=False
+  )
 
 
 def _kubernetes():
