@@ -101,6 +101,7 @@ def test_a_killed_worker_is_named_and_replaced(tmp_path, undisturbed):
   assert _losses(tmp_path) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_frozen_worker_is_named_and_replaced(tmp_path, undisturbed):
   written = _disturb(tmp_path, 0, signal.SIGSTOP)
   assert 'worker 0' in written
@@ -108,9 +109,41 @@ def test_a_frozen_worker_is_named_and_replaced(tmp_path, undisturbed):
   assert _losses(tmp_path) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_killed_chief_is_replaced(tmp_path, undisturbed):
   written = _disturb(tmp_path, 'chief', signal.SIGKILL)
   assert 'status -9' in written
+  assert _losses(tmp_path) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_worker_that_stays_away_is_done_without(tmp_path, undisturbed):
+  found = addresses.free_local(2)
+  workers = [
+    subprocess.Popen(
+      [
+        *(sys.executable, '-m', 'lingvo_gpipe.trainer', '--job=worker'),
+        *(f'--task={task}', f'--workers={",".join(found)}'),
+      ],
+      stderr=subprocess.DEVNULL,
+    )
+    for task in range(2)
+  ]
+  try:
+    process = _start(
+      tmp_path,
+      f'--workers={",".join(found)}',
+      '--on_worker_loss=replan',
+      '--worker_wait=40',
+    )
+    _wait_for_steps(tmp_path, 8)
+    workers[1].kill()
+    _, written = process.communicate(timeout=400)
+  finally:
+    for worker in workers:
+      worker.kill()
+  assert process.returncode == 0, written
+  assert 'Going on with 1 workers and a new plan' in written
   assert _losses(tmp_path) == undisturbed
 
 

@@ -8,13 +8,14 @@ one core, 8 blocks of 512 dimensions, M = 32 (at best 64/33 = 1.94 times).
 overhead: K = 4 in four workers against four virtual devices in one process, 16
 blocks of 128 dimensions, M = 32; all cores for both.
 
-memory: growth of the peak of every worker at K = 4 beyond that of a worker that
-has nothing to do, as a share of what one process takes beyond that of a trainer
-at its start: weights, slots and activations together.
+memory: the peak of every worker at K = 4 beyond that of a worker with nothing
+to do, as a share of the peak of a trainer at K = 1 beyond that of one that has
+only started: weights, slots and activations together.
 
 All run the trainer itself and read its metrics.jsonl.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -26,6 +27,8 @@ import tempfile
 import time
 
 from absl import app, flags
+
+from lingvo_gpipe.cluster import addresses, health
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list('what', ['speed', 'overhead', 'memory'], 'What to measure.')
@@ -67,9 +70,12 @@ def _overhead():
 
 
 def _memory():
+  idle_trainer, idle_worker = _idle_trainer(), _idle_worker()
   for _ in range(FLAGS.runs):
     _, [alone] = _run('Wide', 1)
-    _, grown = _run('Wide', 4, workers=4)
+    _, peaks = _run('Wide', 4, workers=4)
+    alone -= idle_trainer
+    grown = [peak - idle_worker for peak in peaks]
     shares = [g / alone for g in grown]
     each = ', '.join(f'{g / 1e6:.0f}' for g in grown)
     _tell('memory', f'K=1 {alone / 1e6:.0f} MB; workers {each} MB', max(shares))
@@ -80,9 +86,9 @@ def _tell(what, text, ratio):
 
 
 def _run(model, num_stages, workers=0, prefix=()):
-  """Trains; returns seconds of a step, and growth of the peaks in bytes.
+  """Trains; returns seconds of a step, and peaks of memory in bytes.
 
-  The growth is of the workers if there are any, else of the trainer.
+  The peaks are those of the workers if there are any, else of the trainer.
   """
   with tempfile.TemporaryDirectory() as logdir:
     command = [
@@ -103,46 +109,73 @@ def _run(model, num_stages, workers=0, prefix=()):
       env={**os.environ, 'PYTHONPATH': tools},
       stderr=subprocess.DEVNULL,
     )
-    first, last = {}, {}
+    peaks = {}
     while process.poll() is None:
-      pids = (
-        _children(process.pid, '--job=worker') if workers else [process.pid]
-      )
-      for pid in pids:
-        _note(pid, first, last)
+      for pid in _workers(process.pid) if workers else [process.pid]:
+        with contextlib.suppress(OSError, AttributeError):  # It has just ended.
+          peaks[pid] = _peak(pid)
       time.sleep(0.1)
     if process.returncode:
       raise RuntimeError(f'{" ".join(command)} failed')
     path = pathlib.Path(logdir) / 'metrics.jsonl'
     rows = [json.loads(r) for r in path.read_text('utf-8').splitlines()]
   seconds = statistics.median(row['step_seconds'] for row in rows[2:])
-  return seconds, [last[pid] - first[pid] for pid in first]
+  return seconds, list(peaks.values())
 
 
-def _note(pid, first, last):
-  """Notes the peak of a process, and what it was once TensorFlow was there."""
-  try:
-    with open(f'/proc/{pid}/status', encoding='ascii') as file:
-      text = file.read()
-  except OSError:  # It has just ended.
-    return
-  peak = int(re.search(r'VmHWM:\s+(\d+)', text).group(1)) * 1024
-  threads = int(re.search(r'Threads:\s+(\d+)', text).group(1))
-  if threads > 3:  # TensorFlow's own have started.
-    first.setdefault(pid, peak)
-    last[pid] = peak
+def _idle_trainer():
+  """Returns the peak of a trainer that has only started TensorFlow."""
+  code = (
+    'from lingvo_gpipe import runtime\n'
+    'with runtime.quiet_tensorflow():\n'
+    '  from lingvo_gpipe.trainer import main\n'
+    'runtime.configure(1)\n'
+    'print(flush=True)\n'
+    'input()\n'
+  )
+  with subprocess.Popen(
+    [sys.executable, '-c', code],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+  ) as process:
+    process.stdout.readline()
+    peak = _peak(process.pid)
+    process.communicate('\n')
+  return peak
 
 
-def _children(pid, marker):
-  try:
+def _idle_worker():
+  """Returns the peak of a worker that nobody has given anything to do."""
+  [address] = addresses.free_local(1)
+  with subprocess.Popen(
+    [
+      *(sys.executable, '-m', 'lingvo_gpipe.trainer', '--job=worker'),
+      *('--task=0', f'--workers={address}'),
+    ],
+    stderr=subprocess.DEVNULL,
+  ) as process:
+    health.wait_for_all({0: address}, 120)
+    peak = _peak(process.pid)
+    process.kill()
+  return peak
+
+
+def _peak(pid):
+  status = pathlib.Path(f'/proc/{pid}/status').read_text('ascii')
+  return int(re.search(r'VmHWM:\s+(\d+)', status).group(1)) * 1024
+
+
+def _workers(pid):
+  """Returns the process ids of a supervisor's workers."""
+  with contextlib.suppress(OSError):
     found = pathlib.Path(f'/proc/{pid}/task/{pid}/children').read_text('ascii')
     return [
       int(child)
       for child in found.split()
-      if marker in pathlib.Path(f'/proc/{child}/cmdline').read_text('utf-8')
+      if '--job=worker' in pathlib.Path(f'/proc/{child}/cmdline').read_text()
     ]
-  except OSError:
-    return []
+  return []
 
 
 if __name__ == '__main__':
