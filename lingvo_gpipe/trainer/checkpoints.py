@@ -15,13 +15,9 @@ from lingvo_gpipe import errors
 _SUFFIX = '/.ATTRIBUTES/VARIABLE_VALUE'
 _VARIABLES = 'variables/'
 # What TensorFlow raises for files that are cut short, altered or gone.
-_UNREADABLE = (
-  tf.errors.DataLossError,
-  tf.errors.OutOfRangeError,
-  tf.errors.NotFoundError,
-  tf.errors.InvalidArgumentError,
-  tf.errors.UnknownError,
-)
+_UNREADABLE = (tf.errors.OpError, IndexError, RuntimeError)
+# A worker is lost; that says nothing of the file.
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError)
 
 
 class Damaged(Exception):
@@ -70,6 +66,8 @@ class Checkpoints:
     try:
       self._check(path)
       restored = self._checkpoint.restore(path, self._options)
+    except _LOST:
+      raise
     except _UNREADABLE as error:
       raise Damaged(f'{path} is damaged ({_first_line(error)})') from error
     # A checkpoint has a position of the data; an evaler does not ask for it.
@@ -139,7 +137,7 @@ def step_of(path: str) -> int:
 
 
 def _first_line(error) -> str:
-  return error.message.partition('\n')[0]
+  return str(error).partition('\n')[0]
 
 
 def _key(name: str) -> str:
