@@ -58,7 +58,7 @@ def _run_jobs() -> None:
   pipeline = task_params.pipeline
   pipelining_params.check(pipeline)
   devices = planning.num_devices(pipeline, FLAGS.num_devices)
-  runtime.configure(devices)
+  runtime.configure(devices * pipeline.num_replicas)
   machine = pipelining_params.machine(pipeline)
   if pipelining_params.open_fields(pipeline):
     machine.check(devices)
@@ -69,7 +69,9 @@ def _run_jobs() -> None:
   task = task_params.Instantiate()
   forecast = plan_lib.predict(task.Plan(), machine)
   taken.expect(forecast, machine)
-  plan = plan_text.to_text(task.Plan(), forecast, machine)
+  plan = plan_text.to_text(
+    task.Plan(), forecast, machine, pipeline.num_replicas
+  )
   if FLAGS.mode == 'inspect_model':
     print(_describe_variables(task) + plan)
     return
