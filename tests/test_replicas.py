@@ -9,6 +9,7 @@ import tensorflow as tf
 from lingvo.core import py_utils
 
 from lingvo_gpipe import errors, micro_batches
+from lingvo_gpipe.trainer import planning
 
 _PIPELINE = {'num_stages': 2, 'num_micro_batches': 2}
 
@@ -86,8 +87,8 @@ def test_variables_and_slots_are_on_the_first_replica_or_spread():
     weights = task.vars.pipeline.GetSlice(first_stage).Flatten()
     assert _devices(weights) == expected
     for v in weights:
-      name = v.name.removesuffix('/var:0')
-      slots = [s for n, s in variables.items() if n.startswith(name + '/')]
+      name = v.name.removesuffix(':0')
+      slots = [s for n, s in variables.items() if name in n]
       assert len(slots) == 3  # The variable, and two of Adam.
       assert _devices(slots) == _devices([v])
   one = helpers.make_task(small_models.Micro, **_PIPELINE).CreateSlots()
@@ -176,7 +177,10 @@ def test_mistakes_are_explained(fields, message):
     helpers.make_task(small_models.Micro, **{**_PIPELINE, **fields}).Plan()
 
 
-def test_more_replicas_than_examples_are_refused():
+def test_more_replicas_than_examples_or_devices_are_refused():
   p = small_models.Micro().Task().pipeline.Set(num_replicas=3)
   with pytest.raises(errors.UserError, match='set num_replicas to 2 or less'):
     micro_batches.shares(p, 2)
+  with pytest.raises(errors.UserError, match='set num_replicas to 2 or less'):
+    planning.num_devices(p, 2)
+  assert planning.num_devices(p, 7) == 2

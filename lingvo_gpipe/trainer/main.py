@@ -68,7 +68,7 @@ def _run_jobs() -> None:
   taken = usage.Usage()
   task = task_params.Instantiate()
   forecast = plan_lib.predict(task.Plan(), machine)
-  taken.expect(forecast, machine)
+  taken.expect(forecast, machine, pipeline.num_replicas)
   plan = plan_text.to_text(
     task.Plan(), forecast, machine, pipeline.num_replicas
   )
