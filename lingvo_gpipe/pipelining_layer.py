@@ -115,9 +115,10 @@ class PipeliningLayer(base_layer.BaseLayer):
       *args: tensors or structures of tensors with a batch dimension.
     """
     # The loss layer stays out; its stage ends with the last layer of the list.
+    made, shares = self._prepare(args, (), with_loss=False)
     step = _step()
     outputs = []
-    for replica, leaves in self._prepare(args, (), with_loss=False):
+    for replica, leaves in zip(made, shares, strict=True):
       values = replica.run_differentiably(theta, leaves, step)
       outputs += replica.outputs(values)
     joined = tf.nest.map_structure(
@@ -136,13 +137,10 @@ class PipeliningLayer(base_layer.BaseLayer):
     Returns:
       A NestedMap of metrics, each (average over the mini-batch, weight).
     """
-    step = _step()
-    all_replicas, results = [], []
-    for replica, leaves in self._prepare(inputs, targets):
-      forwards = replica.plan.forwards
-      results.append(replica.run(forwards, theta, leaves, step))
-      all_replicas.append(replica)
-    return replicas.combine_metrics(all_replicas, results)
+    made, results = self._run(
+      lambda plan: plan.forwards, theta, inputs, targets
+    )
+    return replicas.combine_metrics(made, results)
 
   def ForwardBackward(
     self,
@@ -165,26 +163,30 @@ class PipeliningLayer(base_layer.BaseLayer):
       over the weight of the whole mini-batch; None where a weight does not
       train, or is that of an earlier layer, which has the sum then.
     """
-    step = _step()
-    all_replicas, results = [], []
-    for replica, leaves in self._prepare(inputs, targets):
-      schedule = replica.plan.schedule
-      results.append(replica.run(schedule, theta, leaves, step, stopwatch))
-      all_replicas.append(replica)
-      stopwatch = None
-    metrics = replicas.combine_metrics(all_replicas, results)
+    made, results = self._run(
+      lambda plan: plan.schedule, theta, inputs, targets, stopwatch
+    )
+    metrics = replicas.combine_metrics(made, results)
     total_weight = metrics[self.params.loss_name][1]
     gradients = replicas.average_gradients(
-      all_replicas,
-      results,
-      self._homes,
-      tf.math.reciprocal_no_nan(total_weight),
+      made, results, self._homes, tf.math.reciprocal_no_nan(total_weight)
     )
-    names = all_replicas[0].plan.names
+    names = made[0].plan.names
     if self.params.tied_weights:
       layers = [self.children[name] for name in names]
       gradients = tied_weights.sum_gradients(layers, gradients)
     return metrics, py_utils.NestedMap(zip(names, gradients, strict=True))
+
+  def _run(self, schedule_of, theta, inputs, targets, stopwatch=None):
+    """Returns the replicas and the results of each."""
+    made, shares = self._prepare(inputs, targets)
+    step = _step()
+    results = []
+    for replica, leaves in zip(made, shares, strict=True):
+      schedule = schedule_of(replica.plan)
+      results.append(replica.run(schedule, theta, leaves, step, stopwatch))
+      stopwatch = None  # It is for the first.
+    return made, results
 
   def Plan(self, inputs: tuple, targets: tuple = (), with_loss: bool = True):
     """Returns the Plan for arguments like these (specs or tensors).
@@ -254,7 +256,7 @@ class PipeliningLayer(base_layer.BaseLayer):
     )
 
   def _prepare(self, inputs, targets, with_loss=True):
-    """Returns each replica with its share of the leaves of the arguments."""
+    """Returns the replicas, and for each its share of the arguments, flat."""
     p = self.params
     if with_loss and not p.loss_tpl:
       raise errors.UserError(f'{p.name}.loss_tpl is not set.')
@@ -269,9 +271,8 @@ class PipeliningLayer(base_layer.BaseLayer):
         p.loss_name if with_loss else None,
       )
       self._replicas[key] = replicas.make_replicas(plans, stages, p.batch_dim)
-    leaves = tf.nest.flatten((inputs, targets))
-    shares = replicas.split(self._replicas[key], leaves)
-    return zip(self._replicas[key], shares, strict=True)
+    made = self._replicas[key]
+    return made, replicas.split(made, tf.nest.flatten((inputs, targets)))
 
 
 def _spec(leaf: Any) -> tf.TensorSpec | None:

@@ -237,7 +237,9 @@ class Homes:
 
   The first replica's, or of all replicas' the one that has the fewest bytes:
 
-    bytes of layers   4 4 4 2 4      replica 0: 4 4 4    replica 1: 4 2
+    bytes of layers   4 4 4 2 4
+          replica 0   4   4
+          replica 1     4   2 4
   """
 
   def __init__(self, devices: Sequence[Sequence[str]], spread: bool):
@@ -260,7 +262,7 @@ class Homes:
     return min(candidates, key=self._bytes.__getitem__)
 
   def add(self, device: str, variables: Sequence[tf.Variable]) -> None:
-    """Notes the variables of a layer that has been built."""
+    """Notes the variables of a layer that has been built, tied ones too."""
     self._bytes[device] += sum(
       v.shape.num_elements() * v.dtype.size for v in variables
     )
