@@ -8,27 +8,38 @@ from lingvo_gpipe import errors
 _THIS_PROCESS = ('localhost', 'chief')
 
 
-def stage_devices(num_stages: int) -> list[str]:
+def stage_devices(num_stages: int, num_replicas: int = 1) -> list[str]:
   """Returns the name of a device for each stage: GPUs if there are any.
 
+  Args:
+    num_stages: of one replica, those that share a device counted once.
+    num_replicas: copies of the pipeline; the devices of the first come first.
+
   Raises:
-    UserError: there are fewer devices than stages.
+    UserError: there are fewer devices than stages of all replicas.
   """
+  needed = num_stages * num_replicas
   gpus = _of_workers(tf.config.list_logical_devices('GPU'))
   devices = gpus or _of_workers(tf.config.list_logical_devices('CPU'))
-  if len(devices) < num_stages:
+  if len(devices) < needed:
     kind = 'GPU' if gpus else 'CPU'
-    advice = (
-      f'set num_stages to {len(devices)} or less'
-      if gpus
-      else f'call lingvo_gpipe.runtime.configure({num_stages}) first, or set '
-      f'num_stages to {len(devices)} or less'
-    )
+    asked = f'num_stages={num_stages}'
+    advice = f'set num_stages to {len(devices) // num_replicas} or less'
+    if num_replicas > 1:
+      asked += f' x num_replicas={num_replicas} takes {needed} devices'
+      advice = f'set num_replicas to {len(devices) // num_stages} or less'
+      if num_stages > len(devices):
+        advice = f'set num_replicas to 1 and num_stages to {len(devices)}'
+    if are_remote():
+      advice = f'start more workers, or {advice}'
+    elif not gpus:
+      advice = (
+        f'call lingvo_gpipe.runtime.configure({needed}) first, or {advice}'
+      )
     raise errors.UserError(
-      f'num_stages={num_stages}, but TensorFlow has {len(devices)} {kind} '
-      f'device(s): {advice}.'
+      f'{asked}, but TensorFlow has {len(devices)} {kind} device(s): {advice}.'
     )
-  return [device.name for device in devices[:num_stages]]
+  return [device.name for device in devices[:needed]]
 
 
 def are_remote() -> bool:

@@ -1,6 +1,7 @@
 """Splits a mini-batch into micro-batches and joins what comes of them.
 
-32 examples, M = 3:   [11][11][10]      no batch size is too odd
+32 examples, M = 3:          [11][11][10]      no batch size is too odd
+32 examples, R = 3, M = 2:   [6 5][6 5][5 5]   each replica splits its share
 """
 
 from collections.abc import Sequence
@@ -11,33 +12,57 @@ import tensorflow as tf
 from lingvo_gpipe import errors
 
 
-def sizes(p, batch_size: int) -> tuple[int, ...]:
+def shares(p, batch_size: int) -> tuple[int, ...]:
+  """Returns the number of examples of each replica, the largest first.
+
+  Args:
+    p: Params with num_replicas.
+    batch_size: examples in the mini-batch.
+
+  Raises:
+    UserError: there would be a replica without examples.
+  """
+  return even_sizes(batch_size, p.num_replicas, 'num_replicas')
+
+
+def sizes(p, share: int) -> tuple[int, ...]:
   """Returns the number of examples in each micro-batch, the largest first.
 
   Args:
     p: Params with num_micro_batches and micro_batch_size.
-    batch_size: examples in the mini-batch.
+    share: examples of a replica; without replicas, of the mini-batch.
 
   Raises:
     UserError: there would be a micro-batch without examples.
   """
   if p.micro_batch_size:
-    full, rest = divmod(batch_size, p.micro_batch_size)
+    full, rest = divmod(share, p.micro_batch_size)
     return (p.micro_batch_size,) * full + ((rest,) if rest else ())
-  return even_sizes(batch_size, p.num_micro_batches)
+  whole = 'a mini-batch' if p.num_replicas == 1 else "a replica's share"
+  return even_sizes(share, p.num_micro_batches, whole=whole)
 
 
-def even_sizes(batch_size: int, count: int) -> tuple[int, ...]:
-  """Returns sizes of `count` micro-batches, the largest first.
+def even_sizes(
+  batch_size: int,
+  count: int,
+  field: str = 'num_micro_batches',
+  whole: str = 'a mini-batch',
+) -> tuple[int, ...]:
+  """Returns sizes of `count` parts of a batch, the largest first.
+
+  Args:
+    batch_size: examples to divide.
+    count: of parts.
+    field: that says how many parts, for the error.
+    whole: what is divided, for the error.
 
   Raises:
-    UserError: there would be a micro-batch without examples.
+    UserError: there would be a part without examples.
   """
   if count > batch_size:
     raise errors.UserError(
-      f'num_micro_batches={count}, but a mini-batch has only {batch_size} '
-      f'examples: set num_micro_batches to {batch_size} or less, or enlarge '
-      'the batch.'
+      f'{field}={count}, but {whole} has only {batch_size} examples: set '
+      f'{field} to {batch_size} or less, or enlarge the batch.'
     )
   size, larger = divmod(batch_size, count)
   return (size + 1,) * larger + (size,) * (count - larger)

@@ -12,14 +12,13 @@ from lingvo_gpipe import (
   micro_batches,
   partition,
   pipelining_params,
+  replicas,
   tied_weights,
 )
 from lingvo_gpipe import plan as plan_lib
 from lingvo_gpipe import schedule as schedule_lib
 from lingvo_gpipe import stage as stage_lib
-from lingvo_gpipe.engine import mpmd
 from lingvo_gpipe.engine import stopwatch as stopwatch_lib
-from lingvo_gpipe.stage import calls
 
 
 class PipeliningLayer(base_layer.BaseLayer):
@@ -32,6 +31,7 @@ class PipeliningLayer(base_layer.BaseLayer):
   Takes the place of `lingvo.core.gpipe.PipeliningLayer`: the fields `cell_tpl`,
   `before_tpl`, `num_micro_batches`, `micro_batch_size` and `batch_dim` mean
   what they mean there. Gives the numbers of the same layers on one device.
+  With `num_replicas`, several copies share a mini-batch (replicas.py).
   """
 
   @classmethod
@@ -52,24 +52,36 @@ class PipeliningLayer(base_layer.BaseLayer):
     self._layer_params, cuts = pipelining_params.list_layers(p)
     schedule = pipelining_params.make_schedule(p, p.num_micro_batches)
     device_of = schedule_lib.placement(schedule)
-    self._devices = tuple(p.devices or devices.stage_devices(len(schedule)))
-    if len(self._devices) != len(schedule):
-      raise errors.UserError(
-        f'{p.name}.devices names {len(self._devices)} devices, the schedule '
-        f'has {len(schedule)}.'
-      )
-    # Plans and stages made so far, by what they were made for.
-    self._plans, self._stages = {}, {}
+    # Of each replica, the devices of the schedule.
+    self._devices = self._find_devices(len(schedule))
+    # Plans and replicas made so far, by what they were made for.
+    self._plans, self._replicas = {}, {}
     self._machine = pipelining_params.machine(p)
     self._machine.check(len(schedule))
     self._cuts = cuts or self._cut_layers(schedule)
     names = [layer.name for layer in self._layer_params]
     tied = tied_weights.TiedWeights(p.tied_weights, names)
+    homes = replicas.Homes(self._devices, p.shard_optimizer)
+    self._homes = {}
     for device, layers in zip(device_of, self._cuts, strict=True):
       for l in layers:
-        with tf.device(self._devices[device]), tied.building(names[l]):
+        home = self._homes[names[l]] = homes.choose(device)
+        with tf.device(home), tied.building(names[l]):
           self.CreateChild(names[l], self._layer_params[l])
+        homes.add(home, self.children[names[l]].vars.Flatten())
     tied.check_all_used()
+
+  def _find_devices(self, per_replica: int) -> list[tuple[str, ...]]:
+    p = self.params
+    R = p.num_replicas
+    names = tuple(p.devices or devices.stage_devices(per_replica, R))
+    if len(names) != R * per_replica:
+      each = f' in each of {R} replicas' if R > 1 else ''
+      raise errors.UserError(
+        f'{p.name}.devices names {len(names)} devices, the schedule has '
+        f'{per_replica}{each}.'
+      )
+    return [names[r * per_replica :][:per_replica] for r in range(R)]
 
   def _cut_layers(self, schedule) -> Sequence[range]:
     p = self.params
@@ -103,12 +115,14 @@ class PipeliningLayer(base_layer.BaseLayer):
       *args: tensors or structures of tensors with a batch dimension.
     """
     # The loss layer stays out; its stage ends with the last layer of the list.
-    plan, stages, values = self._prepare(args, (), with_loss=False)
-    theta = self._theta_by_stage(theta, plan)
-    values = mpmd.run_differentiably(plan, stages, theta, values, _step())
+    made, shares = self._prepare(args, (), with_loss=False)
+    step = _step()
+    outputs = []
+    for replica, leaves in zip(made, shares, strict=True):
+      values = replica.run_differentiably(theta, leaves, step)
+      outputs += replica.outputs(values)
     joined = tf.nest.map_structure(
-      lambda *parts: micro_batches.join(parts, self.params.batch_dim),
-      *[_take(plan.wiring.outputs, v) for v in values],
+      lambda *parts: micro_batches.join(parts, self.params.batch_dim), *outputs
     )
     return joined[0] if len(joined) == 1 else joined
 
@@ -123,10 +137,10 @@ class PipeliningLayer(base_layer.BaseLayer):
     Returns:
       A NestedMap of metrics, each (average over the mini-batch, weight).
     """
-    plan, stages, values = self._prepare(inputs, targets)
-    theta = self._theta_by_stage(theta, plan)
-    results = mpmd.run(plan.forwards, plan, stages, theta, values, _step())
-    return self._combine_metrics(plan, results)
+    made, results = self._run(
+      lambda plan: plan.forwards, theta, inputs, targets
+    )
+    return replicas.combine_metrics(made, results)
 
   def ForwardBackward(
     self,
@@ -141,7 +155,7 @@ class PipeliningLayer(base_layer.BaseLayer):
       theta: weights of the layers by name.
       inputs: arguments of the first layer.
       targets: arguments of the loss layer after the outputs.
-      stopwatch: to note when each action runs.
+      stopwatch: to note when each action of the first replica runs.
 
     Returns:
       (metrics, gradients): metrics as from FPropLoss, and for each layer by
@@ -149,130 +163,116 @@ class PipeliningLayer(base_layer.BaseLayer):
       over the weight of the whole mini-batch; None where a weight does not
       train, or is that of an earlier layer, which has the sum then.
     """
-    plan, stages, values = self._prepare(inputs, targets)
-    theta = self._theta_by_stage(theta, plan)
-    results = mpmd.run(
-      plan.schedule, plan, stages, theta, values, _step(), stopwatch
+    made, results = self._run(
+      lambda plan: plan.schedule, theta, inputs, targets, stopwatch
     )
-    metrics = self._combine_metrics(plan, results)
+    metrics = replicas.combine_metrics(made, results)
     total_weight = metrics[self.params.loss_name][1]
-    factor = tf.math.reciprocal_no_nan(total_weight)
-    gradients = []
-    for stage, sums in zip(stages, results.gradients, strict=True):
-      with tf.device(stage.plan.device):
-        averages = stage.functions.scale(sums, factor)
-      gradients += stage.functions.pack_gradients(averages)
+    gradients = replicas.average_gradients(
+      made, results, self._homes, tf.math.reciprocal_no_nan(total_weight)
+    )
+    names = made[0].plan.names
     if self.params.tied_weights:
-      layers = [self.children[name] for name in plan.names]
+      layers = [self.children[name] for name in names]
       gradients = tied_weights.sum_gradients(layers, gradients)
-    return metrics, py_utils.NestedMap(zip(plan.names, gradients, strict=True))
+    return metrics, py_utils.NestedMap(zip(names, gradients, strict=True))
+
+  def _run(self, schedule_of, theta, inputs, targets, stopwatch=None):
+    """Returns the replicas and the results of each."""
+    made, shares = self._prepare(inputs, targets)
+    step = _step()
+    results = []
+    for replica, leaves in zip(made, shares, strict=True):
+      schedule = schedule_of(replica.plan)
+      results.append(replica.run(schedule, theta, leaves, step, stopwatch))
+      stopwatch = None  # It is for the first.
+    return made, results
 
   def Plan(self, inputs: tuple, targets: tuple = (), with_loss: bool = True):
-    """Returns the Plan for arguments like these (specs or tensors)."""
+    """Returns the Plan for arguments like these (specs or tensors).
+
+    With replicas, that of the first, which has the largest share.
+    """
+    return self._plan_all(inputs, targets, with_loss)[0]
+
+  def _plan_all(self, inputs, targets, with_loss):
+    """Returns the plan of each replica."""
     p = self.params
     inputs, targets = tf.nest.map_structure(_spec, (inputs, targets))
     key = str((inputs, targets)), with_loss, self.do_eval
     if key not in self._plans:
-      layers, stages = self._layer_params, self._cuts
-      if p.loss_tpl and not with_loss:
-        layers = layers[:-1]
-        stages = [range(s.start, min(s.stop, len(layers))) for s in stages]
-      cuts = [stage for stage in stages if stage]
-      sizes = micro_batches.sizes(
-        p, micro_batches.batch_size(inputs, p.batch_dim)
-      )
+      batch_size = micro_batches.batch_size(inputs, p.batch_dim)
+      make = self._plan_maker(inputs, targets, with_loss)
+      by_count, plans = {}, []
+      for share, names in zip(
+        micro_batches.shares(p, batch_size), self._devices, strict=True
+      ):
+        sizes = micro_batches.sizes(p, share)
+        if len(sizes) not in by_count:
+          by_count[len(sizes)] = make(sizes)
+        plans.append(by_count[len(sizes)].for_replica(names, sizes))
+      self._plans[key] = plans
+    return self._plans[key]
+
+  def _plan_maker(self, inputs, targets, with_loss):
+    """Returns a function from sizes of micro-batches to the Plan."""
+    p = self.params
+    layers, stages = self._layer_params, self._cuts
+    if p.loss_tpl and not with_loss:
+      layers = layers[:-1]
+      stages = [range(s.start, min(s.stop, len(layers))) for s in stages]
+    cuts = [stage for stage in stages if stage]
+    network = self._trace(layers, inputs, targets)
+    # Nothing is kept where nothing goes back.
+    remat = p.remat if with_loss or p.remat != 'budget' else 'full'
+    costs = plan_lib.Costs(network, self._machine)
+
+    def make(sizes):
       schedule = pipelining_params.make_schedule(p, len(sizes))
       if not with_loss:
         device_of = schedule_lib.placement(schedule)[: len(cuts)]
         schedule = schedule_lib.forward_only(device_of, len(sizes))
-      network = self._trace(layers, inputs, targets)
-      # Nothing is kept where nothing goes back.
-      remat = p.remat if with_loss or p.remat != 'budget' else 'full'
-      costs = plan_lib.Costs(network, self._machine)
-      self._plans[key] = plan_lib.make_plan(
+      return plan_lib.make_plan(
         network,
         sizes,
         schedule,
-        self._devices,
+        self._devices[0],
         remat,
         cuts,
         plan_lib.remats(costs, schedule, remat, cuts),
       )
-    return self._plans[key]
+
+    return make
 
   def _largest_micro_batch(self, inputs, targets):
     """Returns specs of a mini-batch cut down to its largest micro-batch."""
     p = self.params
     batch_size = micro_batches.batch_size(inputs, p.batch_dim)
-    largest = micro_batches.sizes(p, batch_size)[0]
+    share, *_ = micro_batches.shares(p, batch_size)
+    largest, *_ = micro_batches.sizes(p, share)
     return tf.nest.map_structure(
       lambda spec: micro_batches.with_batch_size(spec, p.batch_dim, largest),
       (inputs, targets),
     )
 
   def _prepare(self, inputs, targets, with_loss=True):
-    """Returns plan, stages, and the values of each micro-batch."""
+    """Returns the replicas, and for each its share of the arguments, flat."""
     p = self.params
     if with_loss and not p.loss_tpl:
       raise errors.UserError(f'{p.name}.loss_tpl is not set.')
-    plan = self.Plan(inputs, targets, with_loss)
-    key = id(plan)
-    if key not in self._stages:
-      self._stages[key] = stage_lib.build_stages(
-        plan,
-        [self.children[name] for name in plan.names],
+    plans = self._plan_all(inputs, targets, with_loss)
+    key = id(plans)
+    if key not in self._replicas:
+      stages = stage_lib.build_stages(
+        plans[0],
+        [self.children[name] for name in plans[0].names],
         p.random_seed,
         p.batch_dim,
         p.loss_name if with_loss else None,
       )
-    leaves = tf.nest.flatten((inputs, targets))
-    users = {
-      v: stage.device
-      for stage in reversed(plan.stages)
-      for v in stage.wiring.takes
-    }
-    values = [{} for _ in plan.micro_batch_sizes]
-    for v, leaf in zip(plan.wiring.inputs, leaves, strict=True):
-      if v is not None:
-        with tf.device(users.get(v, plan.stages[-1].device)):
-          parts = micro_batches.split(leaf, plan.micro_batch_sizes, p.batch_dim)
-        for of_micro_batch, part in zip(values, parts, strict=True):
-          of_micro_batch[v] = part
-    return plan, self._stages[key], values
-
-  def _theta_by_stage(self, theta, plan):
-    """Reads the weights of each stage, on its device, as a flat list."""
-    by_stage = []
-    for stage in plan.stages:
-      with tf.device(stage.device):
-        by_stage.append(
-          [
-            leaf.read_value() if isinstance(leaf, tf.Variable) else leaf
-            for l in stage.layers
-            for leaf in theta[plan.names[l]].Flatten()
-          ]
-        )
-    return by_stage
-
-  def _combine_metrics(self, plan, results):
-    with tf.device(plan.stages[-1].device):
-      return _weighted_average(
-        [_take(plan.wiring.outputs, values)[0] for values in results.values]
-      )
-
-
-@calls.out_of_line
-def _weighted_average(metrics: Sequence[py_utils.NestedMap]):
-  """Joins the metrics of micro-batches into those of the mini-batch."""
-  joined = py_utils.NestedMap()
-  for name in metrics[0]:
-    weighted, weight = 0.0, 0.0
-    for m in metrics:
-      part = tf.cast(m[name][1], tf.float32)
-      weighted += tf.cast(m[name][0], tf.float32) * part
-      weight += part
-    joined[name] = (tf.math.divide_no_nan(weighted, weight), weight)
-  return joined
+      self._replicas[key] = replicas.make_replicas(plans, stages, p.batch_dim)
+    made = self._replicas[key]
+    return made, replicas.split(made, tf.nest.flatten((inputs, targets)))
 
 
 def _spec(leaf: Any) -> tf.TensorSpec | None:
@@ -280,13 +280,6 @@ def _spec(leaf: Any) -> tf.TensorSpec | None:
     return leaf
   leaf = tf.convert_to_tensor(leaf)
   return tf.TensorSpec(leaf.shape, leaf.dtype)
-
-
-def _take(structure, values):
-  """Replaces value ids in `structure` by the tensors of one micro-batch."""
-  return tf.nest.map_structure(
-    lambda v: None if v is None else values[v], structure
-  )
 
 
 def _step() -> tf.Tensor:

@@ -74,8 +74,23 @@ def define(p) -> None:
   p.Define(
     'num_micro_batches',
     1,
-    'How many micro-batches to split the mini-batch into, sizes differing by '
-    'at most one example. More of them shrink the bubble; 4 a stage is good.',
+    'How many micro-batches to split the mini-batch (of each replica) into, '
+    'sizes differing by at most one example. More of them shrink the bubble; 4 '
+    'a stage is good.',
+  )
+  p.Define(
+    'num_replicas',
+    1,
+    'How many copies of the pipeline to run, each on devices of its own and '
+    'on its share of the mini-batch (data parallelism). They take num_replicas '
+    'times the devices; losses are those of one, but for rounding.',
+  )
+  p.Define(
+    'shard_optimizer',
+    False,
+    "Whether to spread a stage's weights and the optimizer's slots over its "
+    'devices in all replicas, layer by layer, in place of keeping all on those '
+    'of the first: less memory there, the same losses to the bit.',
   )
   p.Define(
     'micro_batch_size',
@@ -95,14 +110,14 @@ def define(p) -> None:
   p.Define(
     'device_memory',
     None,
-    'Memory of a device, such as "16GiB", or of each ("8GiB,16GiB"): cuts and '
-    'remat="budget" keep within it.',
+    'Memory of a device, such as "16GiB", or of each in a replica '
+    '("8GiB,16GiB"): cuts and remat="budget" keep within it.',
   )
   p.Define(
     'device_speeds',
     None,
-    'How fast each device is beside the others, such as "1,1,0.5"; equal if '
-    'not set. Slow devices get smaller stages.',
+    'How fast each device of a replica is beside the others, such as '
+    '"1,1,0.5"; equal if not set. Slow devices get smaller stages.',
   )
   p.Define(
     'profile',
@@ -119,8 +134,8 @@ def define(p) -> None:
   p.Define(
     'devices',
     None,
-    'TensorFlow names of the devices of the schedule; by default the GPUs, or '
-    'else virtual CPU devices.',
+    'TensorFlow names of the devices of the schedule, those of one replica '
+    'after the other; by default the GPUs, or else virtual CPU devices.',
   )
   p.Define(
     'input_specs',
@@ -154,9 +169,15 @@ def check(p) -> None:
     raise errors.UserError(
       'remat=budget needs to know the budget: set device_memory, such as 16GiB.'
     )
-  for field in ('num_stages', 'num_micro_batches'):
+  for field in ('num_stages', 'num_micro_batches', 'num_replicas'):
     if p.Get(field) != AUTO and p.Get(field) < 1:
       raise errors.UserError(f'{p.name}.{field}={p.Get(field)}: at least 1.')
+  if p.shard_optimizer and p.num_replicas == 1:
+    raise errors.UserError(
+      f'{p.name}.shard_optimizer=True spreads weights over replicas, but '
+      'num_replicas=1: set num_replicas to 2 or more, or shard_optimizer to '
+      'False.'
+    )
   if p.cell_tpl and p.num_stages not in (1, AUTO, len(p.cell_tpl)):
     raise errors.UserError(
       f'{p.name}.num_stages={p.num_stages}, but cell_tpl is cut into '
@@ -228,7 +249,7 @@ def machine(p, **assumed) -> plan_lib.Machine:
 
 
 def num_devices(p) -> int:
-  """Returns how many devices the schedule takes."""
+  """Returns how many devices the schedule takes, in each replica."""
   return len(make_schedule(p, p.num_micro_batches))
 
 

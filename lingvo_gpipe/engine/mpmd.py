@@ -46,6 +46,7 @@ def run(
   micro_batches: Sequence[dict[int, tf.Tensor]],
   step: tf.Tensor,
   stopwatch: stopwatch_lib.Stopwatch | None = None,
+  first_example: int = 0,
 ) -> Results:
   """Runs `schedule` on one mini-batch.
 
@@ -60,13 +61,17 @@ def run(
     micro_batches: for each, value id -> tensor of the network's inputs.
     step: int64 scalar, the global step.
     stopwatch: to note when each action runs; None to note nothing.
+    first_example: index in the mini-batch of the first example here: not 0
+      where others run what comes before.
 
   Raises:
     UserError: the schedule updates weights, or slices the sequence.
   """
   actions = schedule_lib.global_order(schedule, plan.num_stages)
   trains = any(action.kind != action_lib.FORWARD for action in actions)
-  runner = _Runner(plan, stages, thetas, micro_batches, step, trains, stopwatch)
+  runner = _Runner(
+    plan, stages, thetas, micro_batches, step, first_example, trains, stopwatch
+  )
   for action in actions:
     runner.run(action)
   return Results(runner.values, runner.gradients)
@@ -82,6 +87,7 @@ class _Runner:
     thetas,
     micro_batches,
     step,
+    first_example,
     trains=False,
     stopwatch=None,
   ):
@@ -93,7 +99,9 @@ class _Runner:
     self._stopwatch = stopwatch
     # Made before any action, outside of the order of a device.
     self._seeds = [tf.constant(stage.seeds) for stage in stages]
-    starts = [0, *itertools.accumulate(plan.micro_batch_sizes)]
+    starts = [
+      *itertools.accumulate(plan.micro_batch_sizes, initial=first_example)
+    ]
     self._starts = [tf.constant(start, tf.int64) for start in starts[:-1]]
     self._known = {}
     self._cotangents = collections.defaultdict(dict)
@@ -290,12 +298,13 @@ def run_differentiably(
   thetas: Sequence[Sequence[tf.Tensor]],
   micro_batches: Sequence[dict[int, tf.Tensor]],
   step: tf.Tensor,
+  first_example: int = 0,
 ) -> list[dict[int, tf.Tensor]]:
   """Runs all forwards so that TensorFlow can differentiate through them.
 
   Arguments as for `run`; returns the values of each micro-batch.
   """
-  runner = _Runner(plan, stages, thetas, micro_batches, step)
+  runner = _Runner(plan, stages, thetas, micro_batches, step, first_example)
   for action in schedule_lib.global_order(plan.forwards, plan.num_stages):
     runner.run_differentiably(action)
   return runner.values

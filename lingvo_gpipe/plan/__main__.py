@@ -72,7 +72,7 @@ def _show() -> None:
   _progress('')
   write = text.to_text if FLAGS.layers else text.summary
   print(f'{FLAGS.model}: {found.choice}')
-  print(write(found.plan, found.forecast, machine))
+  print(write(found.plan, found.forecast, machine, pipeline.num_replicas))
   for path in FLAGS.output:
     _write(path, found, machine)
     print(f'wrote {path}')

@@ -77,6 +77,19 @@ class Plan:
     device_of = schedule_lib.placement(self.schedule)
     return schedule_lib.forward_only(device_of, self.num_micro_batches)
 
+  def for_replica(
+    self, devices: Sequence[str], micro_batch_sizes: Sequence[int]
+  ) -> 'Plan':
+    """Returns the plan on other devices, for other sizes of micro-batches."""
+    device_of = schedule_lib.placement(self.schedule)
+    stages = [
+      dataclasses.replace(stage, device=devices[device])
+      for stage, device in zip(self.stages, device_of, strict=True)
+    ]
+    return dataclasses.replace(
+      self, stages=tuple(stages), micro_batch_sizes=tuple(micro_batch_sizes)
+    )
+
   def remat_of(self, k: int, i: int) -> checkpointing.Remat:
     """Returns what stage k keeps and recomputes of micro-batch i."""
     stage = self.stages[k]

@@ -18,9 +18,10 @@ def to_text(
   plan: plan_lib.Plan,
   forecast: forecast_lib.Forecast,
   machine: machine_lib.Machine,
+  num_replicas: int = 1,
 ) -> str:
   """Returns the figures of the pipeline, a table of stages, and the layers."""
-  head = summary(plan, forecast, machine)
+  head = summary(plan, forecast, machine, num_replicas)
   return '\n'.join([head, '', *_layers(plan), ''])
 
 
@@ -28,15 +29,26 @@ def summary(
   plan: plan_lib.Plan,
   forecast: forecast_lib.Forecast,
   machine: machine_lib.Machine,
+  num_replicas: int = 1,
 ) -> str:
   """Returns the figures of the pipeline and the table of stages alone."""
   return '\n'.join(
     [
+      *_replicas(plan, num_replicas),
       *_summary(plan, forecast, machine),
       '',
       *_stage_table(forecast, machine),
     ]
   )
+
+
+def _replicas(plan, num_replicas):
+  if num_replicas == 1:
+    return []
+  return [
+    f'{num_replicas} replicas on {num_replicas * len(plan.schedule)} devices; '
+    'what follows is one of them, with the largest share of the mini-batch'
+  ]
 
 
 def _summary(plan, forecast, machine):

@@ -76,7 +76,8 @@ class StageFunctions:
     self._templates = [layer.theta for layer in layers]
     weights = [w for theta in self._templates for w in theta.Flatten()]
     self._trained = [j for j, w in enumerate(weights) if _is_trained(w)]
-    self._trained_by_layer = [
+    # How many weights of each layer train.
+    self.trained_by_layer = [
       sum(map(_is_trained, theta.Flatten())) for theta in self._templates
     ]
     self._gradient_specs = [
@@ -86,8 +87,8 @@ class StageFunctions:
     self._awaiting = [outputs.index(v) for v in wiring.awaits]
     self._steps = {}
     self._forward_calls = {}
+    self._accumulate_calls = {}
     self.forward = calls.out_of_line(self._forward)
-    self.accumulate = calls.out_of_line(_add)
     self.scale = calls.out_of_line(_scale)
     self.zeros = calls.out_of_line(self._zeros)
 
@@ -101,6 +102,20 @@ class StageFunctions:
     for j, gradient in zip(self._trained, gradients, strict=True):
       flat[j] = gradient
     return self._pack(flat)
+
+  def accumulate(self, sums: Tensors, terms: Tensors) -> list[tf.Tensor]:
+    """Adds gradients of trained weights, of all of them or of some.
+
+    Args:
+      sums: added to where they are, so nobody else may use them.
+      terms: to add.
+    """
+    key = tuple((t.dtype, *t.shape) for t in sums)
+    if key not in self._accumulate_calls:
+      self._accumulate_calls[key] = calls.Call(
+        calls.out_of_line(_add).get_concrete_function(list(sums), list(terms))
+      )
+    return list(self._accumulate_calls[key]([*sums, *terms]))
 
   def run_forward(
     self, theta: Tensors, inputs: Tensors, rng: Rng, num_examples: int
@@ -160,7 +175,7 @@ class StageFunctions:
             sums=list(itertools.islice(sums, num_trained)),
           )
           for crossing, dinputs, num_trained in zip(
-            boundaries, dboundaries, self._trained_by_layer, strict=True
+            boundaries, dboundaries, self.trained_by_layer, strict=True
           )
         ],
       )

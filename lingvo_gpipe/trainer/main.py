@@ -83,8 +83,10 @@ def _run_jobs() -> int | None:
   taken = usage.Usage()
   task = task_params.Instantiate()
   forecast = plan_lib.predict(task.Plan(), machine)
-  taken.expect(forecast, machine)
-  plan = plan_text.to_text(task.Plan(), forecast, machine)
+  taken.expect(forecast, machine, pipeline.num_replicas)
+  plan = plan_text.to_text(
+    task.Plan(), forecast, machine, pipeline.num_replicas
+  )
   if FLAGS.mode == 'inspect_model':
     return print(_describe_variables(task) + plan)
   if not FLAGS.logdir:
@@ -121,20 +123,24 @@ def _start_tensorflow(pipeline) -> int:
   """Prepares TensorFlow with its devices, here or on workers.
 
   Returns:
-    How many devices a plan may use.
+    How many devices one replica may use.
   """
   workers = cluster_options.workers()
   if workers is None:
     count = planning.num_devices(pipeline, FLAGS.num_devices)
-    runtime.configure(count)
+    runtime.configure(count * pipeline.num_replicas)
     return count
   names = chief.connect(workers, FLAGS.worker_wait)
   runtime.configure()
-  if pipeline.num_stages != search.AUTO:
-    wanted = pipelining_params.num_devices(pipeline)
-    if wanted > len(names) and FLAGS.on_worker_loss == 'replan':
-      pipeline.num_stages = len(names)
-  return len(names)
+  if FLAGS.on_worker_loss == 'replan':
+    pipeline.num_replicas = min(pipeline.num_replicas, len(names))
+    if pipeline.num_replicas == 1:
+      pipeline.shard_optimizer = False
+  each = max(1, len(names) // pipeline.num_replicas)
+  if FLAGS.on_worker_loss == 'replan' and pipeline.num_stages != search.AUTO:
+    if pipelining_params.num_devices(pipeline) > each:
+      pipeline.num_stages = each
+  return each
 
 
 def _evaluate_checkpoints(task, dev_input, stop) -> None:

@@ -46,6 +46,19 @@ flags.DEFINE_string(
   None,
   'Micro-batches in a mini-batch, or auto; default: as the model says.',
 )
+flags.DEFINE_integer(
+  'num_replicas',
+  None,
+  'Copies of the pipeline, each on its share of the mini-batch and on devices '
+  'of its own; default: as the model says.',
+  lower_bound=1,
+)
+flags.DEFINE_bool(
+  'shard_optimizer',
+  None,
+  "Spread weights and the optimizer's slots over the devices of all replicas; "
+  'default: as the model says.',
+)
 flags.DEFINE_enum(
   'schedule',
   None,
@@ -90,7 +103,8 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
   'num_devices',
   None,
-  'Devices that --num_stages=auto may use; default: the GPUs, or the cores.',
+  'Devices that --num_stages=auto may use, those of all replicas; default: the '
+  'GPUs, or the cores.',
   lower_bound=1,
 )
 flags.DEFINE_string(
@@ -115,6 +129,8 @@ flags.declare_key_flag('model_params_override')
 _PIPELINE_FIELDS = (
   'num_stages',
   'num_micro_batches',
+  'num_replicas',
+  'shard_optimizer',
   'remat',
   'schedule',
   'virtual_stages',
@@ -191,7 +207,7 @@ def model_params(model: str, dataset: str):
   for field in _PIPELINE_FIELDS:
     value = FLAGS[field].value
     if value is not None:
-      if field.startswith('num_'):
+      if field in ('num_stages', 'num_micro_batches'):
         value = _number_or_auto(field, value)
       task.pipeline.Set(**{field: value})
   if FLAGS.max_steps is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from lingvo_gpipe import (
+  errors,
   micro_batches,
   pipeline_task,
   pipelining_params,
@@ -17,19 +18,29 @@ from lingvo_gpipe.plan import search
 
 
 def num_devices(pipeline, given: int | None) -> int:
-  """Returns how many devices a plan may use, before TensorFlow starts.
+  """Returns how many devices one replica may use, before TensorFlow starts.
 
   Args:
     pipeline: Params of the PipeliningLayer, flags applied.
-    given: by the user, or None.
+    given: for all replicas, by the user, or None.
+
+  Raises:
+    UserError: fewer are given than there are replicas.
   """
+  replicas = pipeline.num_replicas
   if given:
-    return given
+    if given < replicas:
+      raise errors.UserError(
+        f'num_replicas={replicas}, but --num_devices={given}: set num_replicas '
+        f'to {given} or less, or --num_devices to {replicas} or more.'
+      )
+    return given // replicas
   if not pipelining_params.open_fields(pipeline):
     return pipelining_params.num_devices(pipeline)
   if search.AUTO != pipeline.num_stages:
     return pipelining_params.num_stages(pipeline)
-  return len(tf.config.list_physical_devices('GPU')) or os.cpu_count()
+  found = len(tf.config.list_physical_devices('GPU')) or os.cpu_count()
+  return max(1, found // replicas)
 
 
 def planner(task, devices: int) -> search.Planner:
@@ -42,7 +53,12 @@ def planner(task, devices: int) -> search.Planner:
   p = task.pipeline
   spec = task.input.Instantiate().datasource.GetDataset().element_spec
   inputs, targets = pipeline_task.split_batch(task, spec)
-  batch_size = micro_batches.batch_size(inputs, p.batch_dim)
+  shares = micro_batches.shares(
+    p, micro_batches.batch_size(inputs, p.batch_dim)
+  )
+  # Every replica must have an example for each of the micro-batches chosen.
+  is_open = p.num_micro_batches == search.AUTO
+  batch_size = shares[-1 if is_open else 0]
   layers, cuts = pipelining_params.list_layers(p)
 
   def trace(size):

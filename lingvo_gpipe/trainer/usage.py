@@ -23,14 +23,25 @@ class Usage:
     """Starts to measure: call it before weights are made."""
     self._before = _peak_resident()
     self._forecast = None
+    self._num_replicas = 1
     self._knows_seconds = False
     self._steps = 0
 
   def expect(
-    self, forecast: plan_lib.Forecast, machine: plan_lib.Machine
+    self,
+    forecast: plan_lib.Forecast,
+    machine: plan_lib.Machine,
+    num_replicas: int = 1,
   ) -> None:
-    """Notes what is promised; seconds only if they come from a profile."""
+    """Notes what is promised; seconds only if they come from a profile.
+
+    Args:
+      forecast: of one replica.
+      machine: whose profile it comes from, if any.
+      num_replicas: that run.
+    """
     self._forecast = forecast
+    self._num_replicas = num_replicas
     self._knows_seconds = bool(machine.measured)
 
   def row(self) -> dict[str, float]:
@@ -55,8 +66,13 @@ class Usage:
     return _peak_resident() - self._before
 
   def _memory_planned(self):
-    gpus = tf.config.list_logical_devices('GPU')
-    return (max if gpus else sum)(self._forecast.device_bytes)
+    forecast = self._forecast
+    if tf.config.list_logical_devices('GPU'):
+      return max(forecast.device_bytes)
+    # CPU devices send values by reference: all replicas read the same weights.
+    once = sum(s.bytes['weights'] + s.bytes['slots'] for s in forecast.stages)
+    of_replica = sum(forecast.device_bytes) - once
+    return once + self._num_replicas * of_replica
 
 
 def describe(row: dict) -> str:
