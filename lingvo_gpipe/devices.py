@@ -4,8 +4,10 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors
 
-# What TensorFlow calls the process that builds the graphs.
-_THIS_PROCESS = ('localhost', 'chief')
+# What TensorFlow calls the process that builds the graphs: with workers, and
+# without.
+CHIEF = 'chief'
+_THIS_PROCESS = (CHIEF, 'localhost')
 
 
 def stage_devices(num_stages: int, num_replicas: int = 1) -> list[str]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import health, local
+from lingvo_gpipe.cluster import chief, health, local
 
 # Seconds without an answer after which a worker counts as lost.
 _SILENCE = 20.0
@@ -90,10 +90,18 @@ class Supervisor:
           )
         if self._workers:
           self._workers.stop()
+        else:
+          # Until then they hold what the chief had there.
+          self._sleep(chief.FORGOTTEN_AFTER)
     finally:
       self._end_chief()
       if self._workers:
         self._workers.stop()
+
+  def _sleep(self, seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not self._stopping:
+      time.sleep(0.2)
 
   def _gather_workers(self):
     """Starts workers, or waits for them, until all answer."""

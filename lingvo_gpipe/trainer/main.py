@@ -7,7 +7,6 @@ import tensorflow as tf
 from absl import app, flags
 
 from lingvo_gpipe import (
-  devices,
   errors,
   pipeline_task,
   pipelining_params,
@@ -43,7 +42,19 @@ def run() -> None:
 
 def _main(argv: list[str]) -> int:
   runtime.silence_logs()
-  return errors.run_command(argv, _run_jobs)
+  return errors.run_command(argv, _run_until_worker_is_lost)
+
+
+def _run_until_worker_is_lost() -> int | None:
+  try:
+    return _run_jobs()
+  except tf.errors.OpError as error:
+    if cluster_options.workers() is None:
+      raise
+    first_line, *_ = error.message.splitlines() or ['']
+    # The supervisor starts another chief, which resumes.
+    reports.say(f'the step failed: {first_line}')
+    return _LOST_WORKER
 
 
 def _run_jobs() -> int | None:
@@ -61,7 +72,8 @@ def _run_jobs() -> int | None:
       f'--job={",".join(FLAGS.job)}: choose trainer, evaler or both, or worker '
       'alone.'
     )
-  if 'trainer' in FLAGS.job and cluster_options.wants_cluster():
+  is_run = FLAGS.mode == 'sync' and 'trainer' in FLAGS.job
+  if is_run and cluster_options.wants_cluster():
     return cluster_options.supervise()
   key = models.find(FLAGS.model)
   task_params, train_input = options.model_params(key, 'Train')
@@ -95,25 +107,17 @@ def _run_jobs() -> int | None:
   stop = stopping.StopRequest()
   if 'trainer' in FLAGS.job:
     texts = {'params.txt': task_params.ToText(), 'plan.txt': plan}
-    try:
-      loop.train(
-        task,
-        FLAGS.logdir,
-        texts,
-        dev_input,
-        stop,
-        taken,
-        FLAGS.checkpoint_every,
-        FLAGS.keep_checkpoints,
-        trace_steps,
-      )
-    except tf.errors.OpError as error:
-      if not devices.are_remote():
-        raise
-      first_line, *_ = error.message.splitlines()
-      # The supervisor starts another chief, which resumes.
-      reports.say(f'a step failed: {first_line}')
-      return _LOST_WORKER
+    loop.train(
+      task,
+      FLAGS.logdir,
+      texts,
+      dev_input,
+      stop,
+      taken,
+      FLAGS.checkpoint_every,
+      FLAGS.keep_checkpoints,
+      trace_steps,
+    )
   else:
     _evaluate_checkpoints(task, dev_input, stop)
   return None
@@ -130,6 +134,7 @@ def _start_tensorflow(pipeline) -> int:
     count = planning.num_devices(pipeline, FLAGS.num_devices)
     runtime.configure(count * pipeline.num_replicas)
     return count
+  chief.stop_with_parent()
   names = chief.connect(workers, FLAGS.worker_wait)
   runtime.configure()
   if FLAGS.on_worker_loss == 'replan':
