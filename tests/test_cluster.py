@@ -213,6 +213,48 @@ def _serve(task, of, job=None):
   )
 
 
+_PRINT_DEVICES = """
+import sys
+from lingvo_gpipe import runtime
+from lingvo_gpipe.cluster import chief
+chief.connect(dict(enumerate(sys.argv[1:])), 60)
+runtime.configure()
+import helpers, small_models
+task = helpers.make_task(small_models.Micro, num_stages=2)
+for name, variable in task.CreateSlots().items():
+  print(variable.device.split('/')[1:4:2], name)
+"""
+
+
+def test_workers_hold_all_but_the_step():
+  found = addresses.free_local(2)
+  workers = local.LocalWorkers(
+    lambda task: [
+      *(sys.executable, '-m', 'lingvo_gpipe.trainer', '--job=worker'),
+      *(f'--task={task}', f'--workers={",".join(found)}'),
+    ],
+    2,
+  )
+  workers.start()
+  try:
+    printed = subprocess.run(
+      [sys.executable, '-c', _PRINT_DEVICES, *found],
+      env={**os.environ, 'PYTHONPATH': str(_HERE)},
+      check=True,
+      capture_output=True,
+      text=True,
+    ).stdout
+  finally:
+    workers.stop()
+  lines = printed.splitlines()
+  assert [l for l in lines if 'chief' in l] == [
+    "['job:chief', 'task:0'] global_step:0"
+  ]
+  for task in range(2):
+    job = f"['job:{addresses.job_name()}', 'task:{task}']"
+    assert [l for l in lines if l.startswith(job) and 'Adam' in l]
+
+
 def test_workers_of_other_versions_or_numbers_are_named():
   first, second = addresses.free_local(2)
   old = _serve(0, [first], job='gpipe_0_0_1_tf_2_1_0')
