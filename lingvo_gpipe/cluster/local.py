@@ -30,7 +30,11 @@ class LocalWorkers:
       path = os.path.join(self.log_folder, f'worker-{task}.log')
       with open(path, 'ab') as log:
         process = subprocess.Popen(
-          self._command(task), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+          self._command(task),
+          stdin=subprocess.DEVNULL,
+          stdout=log,
+          stderr=log,
+          start_new_session=True,  # Ctrl-C is not for them.
         )
       os.sched_setaffinity(process.pid, shares[task])
       self._processes.append(process)

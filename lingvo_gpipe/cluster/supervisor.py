@@ -76,11 +76,21 @@ class Supervisor:
         self._gather_workers()
         if self._stopping:
           return 0
-        self._chief = subprocess.Popen(self._chief_command(self._addresses))
+        # Its own session: Ctrl-C is for the supervisor, which passes it on.
+        self._chief = subprocess.Popen(
+          self._chief_command(self._addresses), start_new_session=True
+        )
+        if self._stopping:  # The signal came when there was no chief.
+          self._chief.terminate()
         lost = self._watch()
         status = self._end_chief()
-        if lost is None and status in (0, _USER_ERROR) or self._stopping:
+        if self._stopping and lost:
+          self._say(f'{lost}; steps since the last checkpoint are lost')
+          return 1
+        if self._stopping:
           return max(status, 0)
+        if lost is None and status in (0, _USER_ERROR):
+          return status
         self._say(lost or f'the trainer ended with status {status}')
         failures = failures + 1 if self._progress() == before else 1
         if failures >= _MOST_FAILURES:
@@ -135,7 +145,7 @@ class Supervisor:
           return lost
         heard.update(listener.heard())
         for task, last in heard.items():
-          if time.monotonic() - last > _SILENCE and not self._stopping:
+          if time.monotonic() - last > _SILENCE:
             return (
               f'worker {task} at {self._addresses[task]} has not answered for '
               f'{_SILENCE:.0f} seconds'
