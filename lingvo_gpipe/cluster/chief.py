@@ -17,6 +17,9 @@ from lingvo_gpipe.cluster import health, loopback
 
 # Seconds after which workers forget a chief that is gone, with its variables.
 FORGOTTEN_AFTER = 30
+# Threads of a worker that start ops. With a single one, which is TensorFlow's
+# choice for a worker of one core, nothing is sent while a stage computes.
+_INTER_OP_THREADS = 4
 
 
 def connect(workers: Mapping[int, str], timeout: float) -> list[str]:
@@ -37,6 +40,8 @@ def connect(workers: Mapping[int, str], timeout: float) -> list[str]:
   spec = tf.train.ClusterSpec(
     {addresses_lib.job_name(): dict(workers), devices.CHIEF: [f'{host}:{port}']}
   )
+  config = context.context().config
+  config.inter_op_parallelism_threads = _INTER_OP_THREADS
   # tf.config.experimental_connect_to_cluster does the same, but has workers on
   # other machines look for the chief on their own, and remember it for long.
   context.context().set_server_def(
@@ -45,7 +50,7 @@ def connect(workers: Mapping[int, str], timeout: float) -> list[str]:
       job_name=devices.CHIEF,
       task_index=0,
       protocol='grpc',
-      default_session_config=context.context().config,
+      default_session_config=config,
     ),
     keep_alive_secs=FORGOTTEN_AFTER,
   )

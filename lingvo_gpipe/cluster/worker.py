@@ -34,7 +34,6 @@ def serve(addresses: Sequence[str], task: int, is_public: bool) -> None:
   cores = len(os.sched_getaffinity(0))
   config = tf.compat.v1.ConfigProto(
     intra_op_parallelism_threads=cores,
-    # One op at a time would let a transfer wait for a computation.
     inter_op_parallelism_threads=max(2, cores),
   )
   job = addresses_lib.job_name()
