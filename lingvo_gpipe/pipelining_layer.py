@@ -269,6 +269,7 @@ class PipeliningLayer(base_layer.BaseLayer):
         p.random_seed,
         p.batch_dim,
         p.loss_name if with_loss else None,
+        p.random_bits,
       )
       self._replicas[key] = replicas.make_replicas(plans, stages, p.batch_dim)
     made = self._replicas[key]

@@ -3,7 +3,7 @@
 import itertools
 import math
 
-from lingvo_gpipe import errors, layer_list
+from lingvo_gpipe import errors, layer_list, random_bits
 from lingvo_gpipe import plan as plan_lib
 from lingvo_gpipe import schedule as schedule_lib
 from lingvo_gpipe.plan import search
@@ -108,6 +108,13 @@ def define(p) -> None:
     'stage).',
   )
   p.Define(
+    'random_bits',
+    'philox',
+    "Where the random bits of dropout come from: \"philox\", TensorFlow's "
+    'generator for CPUs and GPUs, or "hash", integer operations that give the '
+    'same bits on TPUs too (engine spmd). Masks differ between the two.',
+  )
+  p.Define(
     'device_memory',
     None,
     'Memory of a device, such as "16GiB", or of each in a replica '
@@ -168,6 +175,11 @@ def check(p) -> None:
   if p.remat == 'budget' and not p.device_memory:
     raise errors.UserError(
       'remat=budget needs to know the budget: set device_memory, such as 16GiB.'
+    )
+  if p.random_bits not in random_bits.NAMES:
+    raise errors.UserError(
+      f'{p.name}.random_bits={p.random_bits!r}: choose one of '
+      f'{", ".join(random_bits.NAMES)}.'
     )
   for field in ('num_stages', 'num_micro_batches', 'num_replicas'):
     if p.Get(field) != AUTO and p.Get(field) < 1:

@@ -25,11 +25,8 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 from lingvo.core import py_utils
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, random_bits
 
-_PHILOX = 1  # tf.random.Algorithm.PHILOX.value
-# A Philox counter yields four 32-bit words, that is eight 16-bit ones.
-_VALUES_PER_COUNTER = 8
 _VALUE_RANGE = 1 << 16
 
 
@@ -42,12 +39,15 @@ class MicroBatch:
     first_example: int64 scalar, index in the mini-batch of its first example.
     num_examples: how many examples it holds.
     batch_dim: the dimension of activations that counts examples.
+    bits: where random bits come from: "philox", TensorFlow's own generator, or
+      "hash", which gives the same inside XLA.
   """
 
   step: tf.Tensor
   first_example: tf.Tensor
   num_examples: int
   batch_dim: int = 0
+  bits: str = 'philox'
 
 
 def layer_seed(seed: int | None, path: str) -> int:
@@ -127,16 +127,12 @@ def _example_values(
     )
   other_dims = list(shape[:batch_dim]) + list(shape[batch_dim + 1 :])
   per_example = math.prod(other_dims)
-  counters = -(-per_example // _VALUES_PER_COUNTER)
-  start = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seeds)
-  first_example = tf.cast(micro_batch.first_example, tf.uint64)
-  jump = first_example * tf.constant(counters, tf.uint64)
-  words = tf.raw_ops.StatelessRandomUniformFullIntV2(
-    shape=[num_examples, counters * _VALUES_PER_COUNTER // 2],
-    key=start.key,
-    counter=start.counter + tf.stack([jump, tf.zeros([], tf.uint64)]),
-    alg=_PHILOX,
-    dtype=tf.uint32,
+  words = random_bits.words(
+    micro_batch.bits,
+    seeds,
+    micro_batch.first_example,
+    num_examples,
+    -(-per_example // 2),
   )
   values = tf.reshape(tf.bitcast(words, tf.uint16), [num_examples, -1])
   return tf.reshape(values[:, :per_example], [num_examples] + other_dims)

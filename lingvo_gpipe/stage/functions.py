@@ -55,6 +55,7 @@ class StageFunctions:
     wiring: wiring_lib.StageWiring,
     batch_dim: int,
     loss_name: str | None,
+    bits: str = 'philox',
   ):
     """Sets up the functions; they are traced when first called.
 
@@ -66,7 +67,9 @@ class StageFunctions:
       batch_dim: the dimension that counts examples.
       loss_name: the metric to minimise if the stage ends in the loss layer,
         whose outputs are metrics as (average, weight); else None.
+      bits: where random bits come from (random_bits.py).
     """
+    self._bits = bits
     self._names = tuple(names)
     self._layers = tuple(layers)
     self._network = network
@@ -206,7 +209,7 @@ class StageFunctions:
     values = dict(zip(self._wiring.takes, inputs, strict=True))
     thetas = self._pack(theta)
     micro_batch = randomness.MicroBatch(
-      rng.step, rng.first_example, num_examples, self._batch_dim
+      rng.step, rng.first_example, num_examples, self._batch_dim, self._bits
     )
     metrics = None
     for j, layer in enumerate(self._layers):

@@ -35,6 +35,7 @@ def build_stages(
   seed: int | None,
   batch_dim: int,
   loss_name: str | None,
+  bits: str = 'philox',
 ) -> list[Stage]:
   """Builds the stages; those of equal structure share one set of functions.
 
@@ -44,6 +45,7 @@ def build_stages(
     seed: of the run.
     batch_dim: the dimension that counts examples.
     loss_name: the metric to minimise if the last layer is a loss, else None.
+    bits: where random bits come from (random_bits.py).
   """
   shared = {}
   stages = []
@@ -58,7 +60,7 @@ def build_stages(
     )
     if key not in shared:
       shared[key] = functions.StageFunctions(
-        names, mine, plan.wiring, stage.wiring, batch_dim, loss
+        names, mine, plan.wiring, stage.wiring, batch_dim, loss, bits
       )
     seeds = [randomness.layer_seed(seed, name) for name in names]
     stages.append(

@@ -1,0 +1,574 @@
+"""The pipeline as loops of ticks: all cores run one program, each its stage.
+
+    tick        0   1   2   3   4   5        K = 3 cores, M = 4 micro-batches
+    core 0      0   1   2   3   .   .        numbers: which one a core runs
+    core 1      .   0   1   2   3   .        .: a bubble; its loop over layers
+    core 2      .   .   0   1   2   3           turns no times
+
+After a tick every core hands its result to the next. With V circuits a core
+holds V stages, and what core K - 1 made comes back to core 0, where it waits
+for the M micro-batches of this circuit to have gone in (GSPMD, arXiv
+2105.04663, section 3.3). Backward is the same, in a mirror. A work item j is
+micro-batch j % M on its circuit j // M.
+
+Forward keeps the inputs of every stage, or of every segment of its layers;
+backward computes the inputs of the other layers again, and the inside of each.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from lingvo_gpipe.engine.spmd import chain, loops
+from lingvo_gpipe.engine.spmd import mesh as mesh_lib
+from lingvo_gpipe.engine.spmd.mesh import REPLICA, STAGE
+
+Tensors = Sequence[tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+  """The sizes of a pipeline.
+
+  Attributes:
+    mesh: its cores.
+    num_circuits: V, stages on each core.
+    layers_per_stage: equal layers in a stage.
+    layers_per_segment: how many of them keep one input between them.
+    num_micro_batches: M.
+    micro_batch_size: examples in a micro-batch, of all replicas together.
+  """
+
+  mesh: mesh_lib.Mesh
+  num_circuits: int
+  layers_per_stage: int
+  layers_per_segment: int
+  num_micro_batches: int
+  micro_batch_size: int
+
+  @property
+  def layers_per_core(self) -> int:
+    return self.num_circuits * self.layers_per_stage
+
+  @property
+  def num_segments(self) -> int:
+    return self.layers_per_stage // self.layers_per_segment
+
+  @property
+  def num_items(self) -> int:
+    return self.num_circuits * self.num_micro_batches
+
+  @property
+  def num_ticks(self) -> int:
+    return self.num_items + self.mesh.num_stages - 1
+
+
+class StageLayer(NamedTuple):
+  """The layer of which all stages are made.
+
+  Attributes:
+    forward: (core, theta, values, rng) -> values; core is the number of the
+      core in the ring, theta the weights of one layer.
+    vjp: (core, theta, values, rng, cotangents) -> (gradients of the values
+      that are floats, gradients of theta).
+  """
+
+  forward: Callable
+  vjp: Callable
+
+
+class Weights(NamedTuple):
+  """What the layers of a pipeline are made with.
+
+  Attributes:
+    theta: each [stages, layers a core, ...].
+    seeds: int64 [stages, layers a core].
+    step: int64 scalar, the global step.
+    one: float32 1.0 that the compiler does not know; see `_Core.layer`.
+  """
+
+  theta: Tensors
+  seeds: tf.Tensor
+  step: tf.Tensor
+  one: tf.Tensor
+
+
+class Pipeline:
+  """Runs all micro-batches through all stages, and back.
+
+  What goes from stage to stage is a list of values; here each is described by
+  its spec for one micro-batch, [examples, ...].
+  """
+
+  def __init__(
+    self, shape: Shape, layer: StageLayer, specs: Sequence[tf.TensorSpec]
+  ):
+    self._shape = shape
+    self._mesh = shape.mesh
+    self._layer = layer
+    self._specs = list(specs)
+    self._float_specs = [s for s in specs if s.dtype.is_floating]
+
+  # What is kept, all [stages, ...], so that each core has its own:
+  #   kept[value]     [stages, items, segments, examples, ...]
+  #   results[value]  [stages, micro-batches, examples, ...]; those of the last
+
+  def empty(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Returns room for what forward keeps, and for its results."""
+    shape = self._shape
+    kept = self._room(self._specs, shape.num_items, shape.num_segments)
+    return kept, self._room(self._specs, shape.num_micro_batches)
+
+  def bring_in(
+    self, kept: Tensors, i: tf.Tensor, values: Tensors
+  ) -> list[tf.Tensor]:
+    """Returns `kept` with the values of micro-batch i for the first stage."""
+    return self._write(0, kept, self._kept_splits(self._specs), i, values)
+
+  def write_result(
+    self, results: Tensors, i: tf.Tensor, values: Tensors
+  ) -> list[tf.Tensor]:
+    """Returns `results` with these values for micro-batch i."""
+    splits = [self._result_split(t) for t in results]
+    return self._write(self._mesh.num_stages - 1, results, splits, i, values)
+
+  def read_result(self, results: Tensors, i: tf.Tensor) -> list[tf.Tensor]:
+    """Returns what the last stage made of micro-batch i, on all cores."""
+    splits = [self._result_split(t) for t in results]
+    return self._read(self._mesh.num_stages - 1, results, splits, i)
+
+  def read_input_gradient(
+    self, kept: Tensors, i: tf.Tensor
+  ) -> list[tf.Tensor]:
+    """Returns the gradients of the first stage's inputs, on all cores."""
+    splits = self._kept_splits(self._float_specs)
+    return self._read(0, chain.floats(kept), splits, i)
+
+  def _write(self, stage, rooms, splits, i, values):
+    """Writes to the row of micro-batch i, on the cores of one stage."""
+
+    def write(core, i, *tensors):
+      rooms, values = _halves(tensors)
+      is_it = tf.equal(core[0, 0, 0], stage)
+      return [
+        loops.put_if(is_it, room[0], value, *_row(i, room, value))[None]
+        for room, value in zip(rooms, values, strict=True)
+      ]
+
+    by_replica = [(v, (REPLICA, *[None] * (v.shape.rank - 1))) for v in values]
+    return self._mesh.region(
+      write,
+      [self._cores(), (i, ()), *zip(rooms, splits, strict=True), *by_replica],
+      splits,
+    )
+
+  def _read(self, stage, rooms, splits, i):
+    """Reads the row of micro-batch i, from the cores of one stage."""
+
+    def read(core, i, *rooms):
+      is_it = tf.equal(core[0, 0, 0], stage)
+      found = [
+        loops.take(room[0], *_row(i, room, value))
+        for room, value in zip(rooms, like, strict=True)
+      ]
+      return [tf.where(is_it, t, tf.zeros_like(t))[None] for t in found]
+
+    like = self._specs if len(rooms) == len(self._specs) else self._float_specs
+    found = self._mesh.region(
+      read,
+      [self._cores(), (i, ()), *zip(rooms, splits, strict=True)],
+      [(STAGE, REPLICA, *[None] * (s.shape.rank - 1)) for s in like],
+    )
+    # All but one are zero.
+    return [tf.reduce_sum(t, 0) for t in found]
+
+  def forward(
+    self, weights: Weights, kept: Tensors, results: Tensors
+  ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Runs all micro-batches through all stages.
+
+    Args:
+      weights: of all layers.
+      kept: with what goes into the first stage.
+      results: room for what comes out of the last.
+
+    Returns:
+      (kept, results).
+    """
+    num_values = len(self._specs)
+
+    def tick(t, *tensors):
+      arrived, rest = tensors[:num_values], tensors[num_values:]
+      kept, results = _halves(rest)
+      made = self._on_cores(
+        self._forward_tick, t, weights, arrived, kept, results
+      )
+      handed_on = [
+        self._mesh.split(_to_next(value), self._flow_split(value))
+        for value in made[:num_values]
+      ]
+      return [*handed_on, *made[num_values:]]
+
+    start = [*self._no_flow(self._specs), *kept, *results]
+    done = loops.loop(self._shape.num_ticks, tick, start)
+    return _halves(done[num_values:])
+
+  def backward(
+    self, weights: Weights, kept: Tensors, results: Tensors
+  ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Runs all micro-batches back through all stages.
+
+    Args:
+      weights: of all layers.
+      kept: what forward kept.
+      results: in the place of floats that the last stage made, their gradients.
+
+    Returns:
+      (kept, with the gradients of what went into the first stage in its place;
+      gradients of all weights, summed over the micro-batches).
+    """
+    num_values = len(self._float_specs)
+    num_kept = len(kept)
+    results = chain.floats(results)
+    sums = [self._no_sum(w) for w in weights.theta]
+
+    def tick(t, *tensors):
+      arrived, rest = tensors[:num_values], tensors[num_values:]
+      kept, rest = rest[:num_kept], rest[num_kept:]
+      results, sums = rest[:num_values], rest[num_values:]
+      made = self._on_cores(
+        self._backward_tick, t, weights, arrived, kept, results, sums
+      )
+      handed_on = [
+        self._mesh.split(_to_previous(value), self._flow_split(value))
+        for value in made[:num_values]
+      ]
+      return [*handed_on, *made[num_values:]]
+
+    start = [*self._no_flow(self._float_specs), *kept, *results, *sums]
+    done = loops.loop(self._shape.num_ticks, tick, start)[num_values:]
+    sums = done[num_kept + num_values :]
+    gradients = [
+      self._mesh.split(tf.reduce_sum(s, 1), _stage_split(s.shape.rank - 1))
+      for s in sums
+    ]
+    return list(done[:num_kept]), gradients
+
+  def _on_cores(self, tick, t, weights, arrived, kept, results, sums=()):
+    """Runs a tick in a region; returns all but the weights, changed."""
+    groups = (arrived, kept, results, sums)
+    splits = [
+      [self._flow_split(v) for v in arrived],
+      self._kept_splits(self._specs),
+      [self._result_split(v) for v in results],
+      [(STAGE, REPLICA, *[None] * (s.shape.rank - 2)) for s in sums],
+    ]
+    theta = [(w, _stage_split(w.shape.rank)) for w in weights.theta]
+    sizes = [len(theta), *map(len, groups)]
+
+    def on_core(core, t, step, one, seeds, *tensors):
+      theta, arrived, kept, results, sums = _cut(tensors, sizes)
+      here = _Core(
+        self._shape,
+        self._layer,
+        core[0, 0, 0],
+        core[0, 0, 1],
+        [w[0] for w in theta],
+        seeds[0],
+        step,
+        one,
+      )
+      arrived, kept, results = (
+        [v[0] for v in group] for group in (arrived, kept, results)
+      )
+      sums = [s[0, 0] for s in sums]
+      made = tick(here, t, arrived, kept, results, sums)
+      flat = [value[None] for group in made[:3] for value in group]
+      return flat + [s[None, None] for s in made[3]]
+
+    arguments = [
+      self._cores(),
+      (t, ()),
+      (weights.step, ()),
+      (weights.one, ()),
+      (weights.seeds, (STAGE, None)),
+      *theta,
+    ]
+    for group, of_group in zip(groups, splits, strict=True):
+      arguments += zip(group, of_group, strict=True)
+    return self._mesh.region(
+      on_core, arguments, [split for of_group in splits for split in of_group]
+    )
+
+  def _forward_tick(self, here, t, arrived, kept, results, unused_sums):
+    shape = self._shape
+    M, last = shape.num_micro_batches, self._mesh.num_stages - 1
+    item = t - here.stage
+    # What core 0 gets from the last one is for a later circuit.
+    slot = tf.where(tf.equal(here.stage, 0), item - last - 1 + M, item)
+    begins = tf.where(tf.equal(here.stage, 0), slot >= M, slot >= 0)
+    is_meant = tf.logical_and(begins, slot < shape.num_items)
+    slot = _within(slot, shape.num_items)
+    zero = tf.constant(0)
+    kept = [
+      loops.put_if(is_meant, room, value, slot, zero)
+      for room, value in zip(kept, arrived, strict=True)
+    ]
+    runs = tf.logical_and(item >= 0, item < shape.num_items)
+    item = _within(item, shape.num_items)
+    made, kept = here.forward(runs, item, kept)
+    is_result = tf.logical_and(
+      tf.equal(here.stage, last), here.circuit(item) == shape.num_circuits - 1
+    )
+    results = [
+      loops.put_if(tf.logical_and(runs, is_result), room, value, item % M)
+      for room, value in zip(results, made, strict=True)
+    ]
+    return made, kept, results, []
+
+  def _backward_tick(self, here, t, arrived, kept, results, sums):
+    shape = self._shape
+    M, last = shape.num_micro_batches, self._mesh.num_stages - 1
+    item = shape.num_items - 1 + last - t - here.stage
+    is_last = tf.equal(here.stage, last)
+    # What the last core gets from core 0 is for an earlier circuit.
+    came_from = item + last + 1
+    waits = tf.logical_and(came_from >= M, came_from < shape.num_items)
+    results = [
+      loops.put_if(
+        tf.logical_and(is_last, waits), room, value, came_from % M
+      )
+      for room, value in zip(results, arrived, strict=True)
+    ]
+    runs = tf.logical_and(item >= 0, item < shape.num_items)
+    item = _within(item, shape.num_items)
+    cotangents = [
+      tf.where(is_last, loops.take(room, item % M), value)
+      for room, value in zip(results, arrived, strict=True)
+    ]
+    made, sums = here.backward(runs, item, kept, cotangents, sums)
+    # Nobody needs what went into the first stage any more.
+    is_first = tf.logical_and(
+      tf.equal(here.stage, 0), tf.equal(here.circuit(item), 0)
+    )
+    replaces = tf.logical_and(runs, is_first)
+    gradients = iter(made)
+    zero = tf.constant(0)
+    kept = [
+      loops.put_if(replaces, room, next(gradients), item, zero)
+      if room.dtype.is_floating
+      else room
+      for room in kept
+    ]
+    return made, kept, results, sums
+
+  def _cores(self):
+    """Returns an argument that tells a core its stage and its replica."""
+    grid = tf.stack(
+      tf.meshgrid(
+        tf.range(self._mesh.num_stages),
+        tf.range(self._mesh.num_replicas),
+        indexing='ij',
+      ),
+      -1,
+    )
+    # [stages, replicas, 2]; each core sees its own row, [1, 1, 2].
+    grid = self._mesh.split(grid, (STAGE, REPLICA, None))
+    return grid, (STAGE, REPLICA, None)
+
+  def _room(self, specs, *counts):
+    return [
+      self._mesh.split(
+        tf.zeros([self._mesh.num_stages, *counts, *s.shape], s.dtype),
+        (STAGE, *[None] * len(counts), REPLICA, *[None] * (s.shape.rank - 1)),
+      )
+      for s in specs
+    ]
+
+  def _no_flow(self, specs):
+    return self._room(specs)
+
+  def _no_sum(self, weight):
+    shape = [weight.shape[0], self._mesh.num_replicas, *weight.shape[1:]]
+    split = (STAGE, REPLICA, *[None] * (len(shape) - 2))
+    return self._mesh.split(tf.zeros(shape, weight.dtype), split)
+
+  def _kept_splits(self, specs):
+    return [
+      (STAGE, None, None, REPLICA, *[None] * (s.shape.rank - 1)) for s in specs
+    ]
+
+  def _result_split(self, room):
+    return (STAGE, None, REPLICA, *[None] * (room.shape.rank - 3))
+
+  def _flow_split(self, value):
+    return (STAGE, REPLICA, *[None] * (value.shape.rank - 2))
+
+  def _batch_split(self, value):
+    return (REPLICA, *[None] * (value.shape.rank - 1))
+
+
+class _Core:
+  """What one core does in a tick."""
+
+  def __init__(
+    self, shape, layer, stage, replica, theta, seeds, step, one
+  ):
+    self._shape = shape
+    self._layer = layer
+    self.stage = stage
+    self._replica = replica
+    self._theta = theta
+    self._seeds = seeds
+    self._step = step
+    self._one = one
+
+  def circuit(self, item):
+    return item // self._shape.num_micro_batches
+
+  def forward(self, runs, item, kept):
+    """Runs a stage; keeps what goes into each segment.
+
+    Returns:
+      (what comes out, kept).
+    """
+    shape = self._shape
+    num_values = len(kept)
+    rng = self._rng(item)
+
+    def run_segment(segment, *tensors):
+      values, kept = _halves(tensors)
+      kept = [
+        loops.put(room, value, item, segment)
+        for room, value in zip(kept, values, strict=True)
+      ]
+      first = segment * shape.layers_per_segment
+
+      def run_layer(l, *values):
+        return self._layer.forward(
+          self.stage, *self._at(item, first + l, rng, values)
+        )
+
+      values = loops.loop(shape.layers_per_segment, run_layer, values)
+      return [*values, *kept]
+
+    zero = tf.constant(0)
+    values = [loops.take(room, item, zero) for room in kept]
+    count = tf.where(runs, shape.num_segments, 0)
+    done = loops.loop(count, run_segment, [*values, *kept])
+    return done[:num_values], done[num_values:]
+
+  def backward(self, runs, item, kept, cotangents, sums):
+    """Takes a stage back.
+
+    Returns:
+      (gradients of what went in, sums with those of the weights added).
+    """
+    shape = self._shape
+    num_values = len(cotangents)
+    rng = self._rng(item)
+    size = shape.layers_per_segment
+
+    def back_segment(turn, *tensors):
+      segment = shape.num_segments - 1 - turn
+      first = segment * size
+      inputs = [loops.take(room, item, segment) for room in kept]
+      rooms = [
+        loops.put(
+          tf.zeros([size, *value.shape], value.dtype), value, tf.constant(0)
+        )
+        for value in inputs
+      ]
+
+      def run_layer(l, *values_and_rooms):
+        values, rooms = _halves(values_and_rooms)
+        values = self._layer.forward(
+          self.stage, *self._at(item, first + l, rng, values)
+        )
+        rooms = [
+          loops.put(room, value, l + 1)
+          for room, value in zip(rooms, values, strict=True)
+        ]
+        return [*values, *rooms]
+
+      if size > 1:
+        done = loops.loop(size - 1, run_layer, [*inputs, *rooms])
+        rooms = done[len(inputs) :]
+
+      def back_layer(turn, *tensors):
+        cotangents, sums = tensors[:num_values], tensors[num_values:]
+        l = size - 1 - turn
+        values = [loops.take(room, l) for room in rooms]
+        dvalues, dtheta = self._layer.vjp(
+          self.stage, *self._at(item, first + l, rng, values), cotangents
+        )
+        place = self._place(item, first + l)
+        sums = [
+          loops.put(s, loops.take(s, place) + tf.cast(d, s.dtype), place)
+          for s, d in zip(sums, dtheta, strict=True)
+        ]
+        return [*dvalues, *sums]
+
+      return loops.loop(size, back_layer, tensors)
+
+    count = tf.where(runs, shape.num_segments, 0)
+    done = loops.loop(count, back_segment, [*cotangents, *sums])
+    return done[:num_values], done[num_values:]
+
+  def _place(self, item, l):
+    """Returns where a layer of the stage is among those of the core."""
+    return self.circuit(item) * self._shape.layers_per_stage + l
+
+  def _at(self, item, l, rng, values):
+    """Returns theta, values and rng for a layer of the stage."""
+    place = self._place(item, l)
+    # The product keeps XLA from casting all layers to bfloat16 before the loop,
+    # and keeping them; it cannot know that the factor is 1.
+    theta = [loops.take(w, place) * self._one for w in self._theta]
+    seeds = loops.take(self._seeds, place)[None]
+    return theta, values, rng._replace(seeds=seeds)
+
+  def _rng(self, item):
+    shape = self._shape
+    i = tf.cast(item % shape.num_micro_batches, tf.int64)
+    share = shape.micro_batch_size // shape.mesh.num_replicas
+    replica = tf.cast(self._replica, tf.int64)
+    first_example = i * shape.micro_batch_size + replica * share
+    return chain.Rng(None, self._step, first_example)
+
+
+def _row(i, room, value):
+  """Returns where micro-batch i is: items may have several segments."""
+  return [i] + [tf.constant(0)] * (room.shape.rank - value.shape.rank - 2)
+
+
+def _to_next(value):
+  """Core k's slice goes to core k + 1, that of the last to the first."""
+  return value if value.shape[0] == 1 else tf.roll(value, 1, 0)
+
+
+def _to_previous(value):
+  return value if value.shape[0] == 1 else tf.roll(value, -1, 0)
+
+
+def _stage_split(rank):
+  return (STAGE, *[None] * (rank - 1))
+
+
+def _within(index, size):
+  return tf.clip_by_value(index, 0, size - 1)
+
+
+def _halves(tensors):
+  middle = len(tensors) // 2
+  return list(tensors[:middle]), list(tensors[middle:])
+
+
+def _cut(tensors, sizes):
+  groups, start = [], 0
+  for size in sizes:
+    groups.append(list(tensors[start : start + size]))
+    start += size
+  return groups
