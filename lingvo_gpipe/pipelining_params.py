@@ -3,6 +3,8 @@
 import itertools
 import math
 
+from lingvo.core import base_layer
+
 from lingvo_gpipe import errors, layer_list, random_bits
 from lingvo_gpipe import plan as plan_lib
 from lingvo_gpipe import schedule as schedule_lib
@@ -266,13 +268,18 @@ def num_devices(p) -> int:
 
 
 def list_layers(p):
-  """Returns all layers, copied and named, and the stages if they are cut."""
+  """Returns all layers, copied and named, and the stages if they are cut.
+
+  Layers have what they inherit from the pipeline, such as fprop_dtype.
+  """
   cells = [layer_list.flatten([cell]) for cell in p.cell_tpl]
   cells = cells or [layer_list.flatten(p.layer_tpl)]
   cells[0] = layer_list.flatten(p.before_tpl) + cells[0]
   if p.loss_tpl:
     cells[-1].append(p.loss_tpl.Copy())
   layers = [layer for cell in cells for layer in cell]
+  for layer in layers:
+    base_layer.BaseLayer.CopyBaseParams(p, layer)
   layer_list.give_unique_names(layers)
   if not p.cell_tpl:
     return layers, None

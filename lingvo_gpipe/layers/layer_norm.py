@@ -13,3 +13,7 @@ class LayerNorm(layers.LayerNorm):
     p.use_defun = False
     p.direct_scale = True
     return p
+
+  def FProp(self, theta, inputs):
+    """Normalises `inputs`; Lingvo's own would leave theta in its own dtype."""
+    return super().FProp(self._CastToFPropDtype(theta), inputs)

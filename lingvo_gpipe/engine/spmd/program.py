@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
-from lingvo.core import learner
+from lingvo.core import base_layer, learner
 
 from lingvo_gpipe import (
   errors,
@@ -84,7 +84,7 @@ def build(task, batch_spec) -> Program:
   Raises:
     UserError: the spmd engine cannot run it; says what can.
   """
-  p = task.pipeline
+  p = base_layer.BaseLayer.CopyBaseParams(task, task.pipeline.Copy())
   _check(p)
   mesh = mesh_lib.Mesh(num_stages(p) // virtual_stages(p), p.num_replicas)
   inputs, targets = pipeline_task.split_batch(task, batch_spec)
@@ -101,7 +101,7 @@ def build(task, batch_spec) -> Program:
     num_micro_batches=_num_micro_batches(p, size, inputs),
     micro_batch_size=size,
   )
-  seed = p.random_seed if p.random_seed is not None else task.random_seed
+  seed = p.random_seed
   maker = _Maker(p, layers, network, shape, seed)
   carried = equal_layers.args_of(network, run.start)
   stage = maker.chain(run[:1], carried)
