@@ -90,8 +90,12 @@ class TransformerBlock(base_layer.BaseLayer):
     _, time, dim = inputs.shape
     head_dim = dim // p.num_heads
     qkv = tf.matmul(tf.reshape(inputs, [-1, dim]), theta.qkv)
-    qkv = tf.reshape(qkv, [-1, time, 3, p.num_heads, head_dim])
-    query, key, value = tf.unstack(tf.transpose(qkv, [2, 0, 3, 1, 4]))
+    query, key, value = [
+      tf.transpose(
+        tf.reshape(part, [-1, time, p.num_heads, head_dim]), [0, 2, 1, 3]
+      )
+      for part in tf.split(qkv, 3, -1)
+    ]
     logits = tf.matmul(query * head_dim**-0.5, key, transpose_b=True)
     future = 1.0 - tf.linalg.band_part(tf.ones([time, time]), -1, 0)
     logits += tf.cast(future * _MASKED_LOGIT, logits.dtype)
