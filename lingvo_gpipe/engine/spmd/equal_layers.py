@@ -8,6 +8,7 @@
 import tensorflow as tf
 
 from lingvo_gpipe import plan as plan_lib
+from lingvo_gpipe.engine.spmd import chain, pipeline
 
 
 def find_run(network: plan_lib.Network) -> range:
@@ -43,3 +44,23 @@ def args_of(network: plan_lib.Network, l: int) -> tuple:
 def _returns_what_it_takes(network, l):
   taken, returned = args_of(network, l), network.traces[l].outputs
   return str(taken) == str(tuple(returned))
+
+
+def stage_layer(layer: chain.Chain) -> pipeline.StageLayer:
+  """Returns the layer of stages that are made of equal ones."""
+
+  def forward(core, theta, values, rng):
+    del core
+    return layer.forward(theta, values, rng)
+
+  def vjp(core, theta, values, rng, cotangents):
+    del core
+    dtheta, dvalues = chain.vjp(
+      lambda theta, values: layer.forward(theta, values, rng),
+      theta,
+      values,
+      cotangents,
+    )
+    return dvalues, dtheta
+
+  return pipeline.StageLayer(forward, vjp)

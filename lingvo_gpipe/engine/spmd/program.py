@@ -5,34 +5,32 @@ inputs, which core holds what. Nothing is allocated.
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
-from lingvo.core import base_layer, learner
+from lingvo.core import base_layer
 
 from lingvo_gpipe import (
-  errors,
   micro_batches,
+  partition,
   pipeline_task,
   pipelining_params,
   randomness,
-  tied_weights,
 )
 from lingvo_gpipe import plan as plan_lib
 from lingvo_gpipe.engine.spmd import (
   chain,
   equal_layers,
+  fields,
   layout,
   pipeline,
   step,
+  unequal_layers,
 )
 from lingvo_gpipe.engine.spmd import mesh as mesh_lib
 
 # Where the names of all stages' weights begin.
 STAGES = 'stages'
-
-_SCHEDULES = ('gpipe', '1f1b', 'interleaved')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,14 +40,17 @@ class Program:
   Attributes:
     step: the training step, a function of arrays.
     shape: of the pipeline.
-    stage_layers: names of the layers of each stage.
+    rows: for each array of the stages' weights: for each core, for each of its
+      rows, the weights in it as (layer/weight, shape).
+    padding: bytes of weights, on all cores, that make rows equally long.
     inputs: entries of the arguments that the first layer takes of a batch.
     targets: entries of those that the loss takes.
   """
 
   step: step.TrainStep
   shape: pipeline.Shape
-  stage_layers: tuple[tuple[str, ...], ...]
+  rows: dict[str, tuple]
+  padding: int
   inputs: tuple[layout.Entry, ...]
   targets: tuple[layout.Entry, ...]
 
@@ -85,62 +86,201 @@ def build(task, batch_spec) -> Program:
     UserError: the spmd engine cannot run it; says what can.
   """
   p = base_layer.BaseLayer.CopyBaseParams(task, task.pipeline.Copy())
-  _check(p)
-  mesh = mesh_lib.Mesh(num_stages(p) // virtual_stages(p), p.num_replicas)
+  fields.check(p)
   inputs, targets = pipeline_task.split_batch(task, batch_spec)
-  size = _micro_batch_size(p, micro_batches.batch_size(inputs, 0))
   layers, _ = pipelining_params.list_layers(p)
-  network = _trace(p, layers, inputs, targets, size, task)
+  size = fields.micro_batch_size(p, inputs)
+  network = _trace(task, p, layers, inputs, targets, size)
   run = equal_layers.find_run(network)
-  _check_run(p, network, run, mesh)
-  shape = pipeline.Shape(
-    mesh=mesh,
-    num_circuits=virtual_stages(p),
-    layers_per_stage=len(run) // num_stages(p),
-    layers_per_segment=_layers_per_segment(p, len(run) // num_stages(p)),
-    num_micro_batches=_num_micro_batches(p, size, inputs),
-    micro_batch_size=size,
-  )
-  seed = p.random_seed
-  maker = _Maker(p, layers, network, shape, seed)
-  carried = equal_layers.args_of(network, run.start)
-  stage = maker.chain(run[:1], carried)
-  stage_of = stage_grid(shape, run)
-  names = network.names
-  before = range(run.start)
-  after = range(run.stop, len(layers))
-  outside, places = maker.outside(before, after)
+  maker = _Maker(p, layers, network, inputs, size)
+  can_stack = run and len(run) % fields.num_stages(p) == 0
+  parts = maker.equal(run) if can_stack else maker.unequal()
   target_entries = _entries(task.target_keys, targets)
   return Program(
     step=step.TrainStep(
-      shape,
-      step.Outside(
-        maker.chain(before, inputs), places[: _count(network, before)], maker.seeds(before)
-      ),
-      step.Outside(
-        maker.chain(after, carried), places[_count(network, before) :], maker.seeds(after)
-      ),
-      equal_layer(stage),
-      chain.present(carried),
-      [
-        layout.stacked(
-          f'{STAGES}/{name}', spec, mesh.num_stages, shape.layers_per_core
-        )
-        for name, spec in zip(stage.weights[0], stage.weight_specs, strict=True)
-      ],
-      outside,
-      np.vectorize(lambda l: randomness.layer_seed(seed, names[l]))(stage_of),
-      learner_of(task),
+      parts.shape,
+      parts.before,
+      parts.after,
+      parts.stage_layer,
+      parts.carried,
+      parts.stage_weights,
+      parts.outside_weights,
+      parts.stage_seeds,
+      fields.learner_of(task),
       p.loss_name,
       target_entries,
     ),
-    shape=shape,
-    stage_layers=tuple(
-      tuple(names[l] for l in row) for row in stage_of
-    ),
+    shape=parts.shape,
+    rows=parts.rows,
+    padding=parts.padding,
     inputs=_entries(task.input_keys, inputs),
     targets=target_entries,
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+  """What a step is made of; see step.TrainStep and Program."""
+
+  shape: pipeline.Shape
+  before: step.Outside
+  after: step.Outside
+  stage_layer: pipeline.StageLayer
+  carried: list[tf.TensorSpec]
+  stage_weights: list[layout.Entry]
+  outside_weights: list[layout.Entry]
+  stage_seeds: np.ndarray
+  rows: dict[str, tuple]
+  padding: int = 0
+
+
+class _Maker:
+  """Makes the parts of a step."""
+
+  def __init__(self, p, layers, network, inputs, size):
+    self._p = p
+    self._layers = layers
+    self._network = network
+    self._inputs = inputs
+    self._size = size
+    self._mesh = fields.mesh(p)
+
+  def equal(self, run: range) -> _Parts:
+    """Stages of equal layers, with all other layers outside."""
+    p, network = self._p, self._network
+    per_stage = len(run) // fields.num_stages(p)
+    segment = fields.layers_per_segment(p, per_stage)
+    shape = self._shape(fields.virtual_stages(p), per_stage, segment)
+    grid = stage_grid(shape, run)
+    carried = equal_layers.args_of(network, run.start)
+    stage = self._chain(run[:1], carried)
+    before, after = range(run.start), range(run.stop, len(self._layers))
+    entries, places = self._outside_weights([*before, *after])
+    middle = self._count(before)
+    names = network.names
+    return _Parts(
+      shape=shape,
+      before=step.Outside(
+        self._chain(before, self._inputs), places[:middle], self._seeds(before)
+      ),
+      after=step.Outside(
+        self._chain(after, carried), places[middle:], self._seeds(after)
+      ),
+      stage_layer=equal_layers.stage_layer(stage),
+      carried=chain.present(carried),
+      stage_weights=[
+        layout.stacked(
+          f'{STAGES}/{name}', spec, shape.mesh.num_stages, shape.layers_per_core
+        )
+        for name, spec in zip(stage.weights[0], stage.weight_specs, strict=True)
+      ],
+      outside_weights=entries,
+      stage_seeds=np.array([self._seeds(row) for row in grid]),
+      rows={
+        f'{STAGES}/{weight}': tuple(
+          tuple(((f'{names[l]}/{weight}', tuple(spec.shape)),) for l in row)
+          for row in grid
+        )
+        for weight, spec in zip(
+          stage.weights[0], stage.weight_specs, strict=True
+        )
+      },
+    )
+
+  def unequal(self) -> _Parts:
+    """Stages that differ; only the loss is outside."""
+    p, network = self._p, self._network
+    K, last = self._mesh.num_stages, len(self._layers) - 1
+    fields.check_unequal(p, last)
+    costs = [trace.fprop_flops for trace in network.traces[:last]]
+    cuts = partition.cut(costs, K)
+    args = [equal_layers.args_of(network, cut.start) for cut in cuts]
+    args[0] = self._inputs
+    num_targets = len(equal_layers.args_of(network, last)) - len(
+      network.traces[last - 1].outputs
+    )
+    args.append(equal_layers.args_of(network, last)[:-num_targets or None])
+    stages = unequal_layers.Stages(
+      [
+        self._chain(cut, of_stage)
+        for cut, of_stage in zip(cuts, args, strict=False)
+      ],
+      [self._seeds(cut) for cut in cuts],
+      packings := unequal_layers.make_packings(
+        [chain.present(of_stage) for of_stage in args]
+      ),
+    )
+    loss = [last]
+    entries, places = self._outside_weights(loss)
+    return _Parts(
+      shape=self._shape(1, 1, 1),
+      before=step.Outside(unequal_layers.PackedInputs(packings[0]), [], []),
+      after=step.Outside(
+        unequal_layers.UnpackedResults(
+          self._chain(loss, args[-1]), packings[-1]
+        ),
+        places,
+        self._seeds(loss),
+      ),
+      stage_layer=stages.layer(),
+      carried=[stages.carried(self._size)],
+      stage_weights=[layout.stacked(f'{STAGES}/row', stages.weight_spec, K, 1)],
+      outside_weights=entries,
+      stage_seeds=np.zeros([K, 1], np.int64),
+      rows={
+        f'{STAGES}/row': tuple(
+          (
+            tuple(
+              (f'{network.names[l]}/{w.name}', tuple(w.shape))
+              for l in cut
+              for w in network.traces[l].weights
+            ),
+          )
+          for cut in cuts
+        )
+      },
+      padding=stages.padding * stages.weight_spec.dtype.size,
+    )
+
+  def _shape(self, num_circuits, layers_per_stage, layers_per_segment):
+    return pipeline.Shape(
+      mesh=self._mesh,
+      num_circuits=num_circuits,
+      layers_per_stage=layers_per_stage,
+      layers_per_segment=layers_per_segment,
+      num_micro_batches=fields.num_micro_batches(
+        self._p, self._size, self._inputs
+      ),
+      micro_batch_size=self._size,
+    )
+
+  def _chain(self, layers, args):
+    return chain.Chain(
+      [self._layers[l] for l in layers],
+      [self._network.traces[l] for l in layers],
+      args,
+      self._p.random_bits,
+    )
+
+  def _seeds(self, layers):
+    names = [self._network.names[l] for l in layers]
+    return [randomness.layer_seed(self._p.random_seed, n) for n in names]
+
+  def _count(self, layers):
+    return sum(len(self._network.traces[l].weights) for l in layers)
+
+  def _outside_weights(self, layers):
+    """Returns entries of the weights of layers, and for each weight its own."""
+    entries = [
+      layout.spread(
+        f'{self._network.names[l]}/{weight.name}',
+        tf.TensorSpec(weight.shape, weight.dtype),
+        self._mesh.num_stages,
+      )
+      for l in layers
+      for weight in self._network.traces[l].weights
+    ]
+    return entries, list(range(len(entries)))
 
 
 def stage_grid(shape: pipeline.Shape, run: range) -> np.ndarray:
@@ -153,94 +293,7 @@ def stage_grid(shape: pipeline.Shape, run: range) -> np.ndarray:
   return grid.transpose(1, 0, 2).reshape(shape.mesh.num_stages, V * n)
 
 
-def equal_layer(layer: chain.Chain) -> pipeline.StageLayer:
-  """Returns the layer of stages that are made of equal ones."""
-
-  def forward(core, theta, values, rng):
-    del core
-    return layer.forward(theta, values, rng)
-
-  def vjp(core, theta, values, rng, cotangents):
-    del core
-    dtheta, dvalues = chain.vjp(
-      lambda theta, values: layer.forward(theta, values, rng),
-      theta,
-      values,
-      cotangents,
-    )
-    return dvalues, dtheta
-
-  return pipeline.StageLayer(forward, vjp)
-
-
-def virtual_stages(p) -> int:
-  """Returns V, the stages of a core."""
-  return (p.virtual_stages or 2) if p.schedule == 'interleaved' else 1
-
-
-def num_stages(p) -> int:
-  return pipelining_params.num_stages(p)
-
-
-def learner_of(task):
-  """Returns Params of the task's Learner, as Lingvo makes them."""
-  p = task.train
-  made = p.learner
-  if made is None:
-    made = learner.ExtractLearnerFromLegacyParams(p.Copy())
-  step.check_learner(made)
-  return made
-
-
-class _Maker:
-  """Makes the parts of a program."""
-
-  def __init__(self, p, layers, network, shape, seed):
-    self._p = p
-    self._layers = layers
-    self._network = network
-    self._shape = shape
-    self._seed = seed
-
-  def chain(self, layers: Sequence[int], args: tuple) -> chain.Chain:
-    return chain.Chain(
-      [self._layers[l] for l in layers],
-      [self._network.traces[l] for l in layers],
-      args,
-      self._p.random_bits,
-    )
-
-  def seeds(self, layers) -> list[int]:
-    return [
-      randomness.layer_seed(self._seed, self._network.names[l]) for l in layers
-    ]
-
-  def outside(self, *groups) -> tuple[list[layout.Entry], list[int]]:
-    """Returns entries of the weights of layers, and for each weight its own.
-
-    Tied weights have the entry of the first of them.
-    """
-    tied = tied_weights.TiedWeights(self._p.tied_weights, self._network.names)
-    del tied  # Made for its checks.
-    entries, places, index = [], [], {}
-    for l in [l for group in groups for l in group]:
-      name = self._network.names[l]
-      for weight in self._network.traces[l].weights:
-        path = f'{name}/{weight.name}'
-        index[path] = len(entries)
-        spec = tf.TensorSpec(weight.shape, weight.dtype)
-        entries.append(
-          layout.spread(path, spec, self._shape.mesh.num_stages)
-        )
-        places.append(index[path])
-    return entries, places
-
-
-def _count(network, layers):
-  return sum(len(network.traces[l].weights) for l in layers)
-
-
-def _trace(p, layers, inputs, targets, size, task):
+def _trace(task, p, layers, inputs, targets, size):
   specs = tf.nest.map_structure(
     lambda s: micro_batches.with_batch_size(s, 0, size), (inputs, targets)
   )
@@ -253,76 +306,4 @@ def _entries(keys, specs):
   return tuple(
     layout.whole(key, tf.TensorSpec(spec.shape, spec.dtype))
     for key, spec in zip(keys, specs, strict=True)
-  )
-
-
-def _check(p):
-  """Raises a UserError for fields that only the mpmd engine knows."""
-  if p.schedule_file or p.schedule not in _SCHEDULES:
-    asked = p.schedule_file or p.schedule
-    raise errors.UserError(
-      f'The spmd engine fills and drains, with virtual stages or without; it '
-      f'cannot run the schedule {asked}: set schedule to one of '
-      f'{", ".join(_SCHEDULES)}, or use engine=mpmd.'
-    )
-  if p.batch_dim != 0:
-    raise errors.UserError(
-      f'{p.name}.batch_dim={p.batch_dim}: the spmd engine needs the batch in '
-      'dimension 0. Use batch-major layers, or engine=mpmd.'
-    )
-  V = virtual_stages(p)
-  if num_stages(p) % V:
-    raise errors.UserError(
-      f'num_stages={num_stages(p)} is no multiple of virtual_stages={V}: set '
-      f'num_stages to {num_stages(p) // V * V or V}.'
-    )
-
-
-def _micro_batch_size(p, batch_size):
-  shares = micro_batches.shares(p, batch_size)
-  sizes = {size for share in shares for size in micro_batches.sizes(p, share)}
-  if len(sizes) > 1:
-    raise errors.UserError(
-      f'The spmd engine needs micro-batches of one size; {batch_size} examples '
-      f'make {sorted(sizes)}. Set the batch size to a multiple of '
-      'num_micro_batches x num_replicas, or use engine=mpmd.'
-    )
-  return sizes.pop() * p.num_replicas
-
-
-def _num_micro_batches(p, size, inputs):
-  count = micro_batches.batch_size(inputs, 0) // size
-  cores = num_stages(p) // virtual_stages(p)
-  if virtual_stages(p) > 1 and count < cores:
-    raise errors.UserError(
-      f'num_micro_batches={count}: with virtual stages the spmd engine needs '
-      f'one for each core at least; set num_micro_batches to {cores} or more.'
-    )
-  return count
-
-
-def _check_run(p, network, run, mesh):
-  if len(run) % num_stages(p) or not run:
-    wanted = num_stages(p)
-    raise errors.UserError(
-      f'{len(run)} equal layers ({network.names[run.start]} and on) do not '
-      f'divide into {wanted} stages.'
-    )
-
-
-def _layers_per_segment(p, layers_per_stage):
-  """Returns after how many layers an input is kept."""
-  if p.remat in ('none', 'except_last'):
-    return 1
-  if p.remat == 'full':
-    return layers_per_stage
-  kind, _, number = p.remat.partition(':')
-  if kind == 'revolve':
-    # As many inputs as asked for, or the next number below that divides.
-    for count in range(min(int(number), layers_per_stage), 0, -1):
-      if layers_per_stage % count == 0:
-        return layers_per_stage // count
-  raise errors.UserError(
-    f'remat={p.remat}: the spmd engine knows none (keeps the input of every '
-    'layer), full (of every stage) and revolve:S (S inputs a stage).'
   )

@@ -3,7 +3,8 @@
 Checkpoints know variables alone, so a run can go on under either engine.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -20,47 +21,57 @@ def pack(
     variables: values by name, as from PipelineTask.CreateSlots.
   """
   find = _Finder(variables)
-  return [
-    _pack_entry(program, entry, lambda path: variables[find(path)])
-    for entry in program.step.state
-  ]
+  state = []
+  for entry in program.step.state:
+    array = np.zeros(entry.spec.shape, entry.spec.dtype.as_numpy_dtype)
+    for path, place in _places(program, entry):
+      value = np.asarray(variables[find(path)])
+      array[place] = value.reshape(array[place].shape)
+    state.append(array)
+  return state
 
 
 def unpack(
   program: program_lib.Program,
-  state: list[np.ndarray],
-  names: Mapping,
+  state: Iterable[np.ndarray],
+  shapes: Mapping[str, tuple],
 ) -> dict[str, np.ndarray]:
   """Returns values by name, for the variables of a PipelineTask.
 
   Args:
     program: of the task.
     state: as from `pack`.
-    names: the variables' names are its keys.
+    shapes: of the variables, by name.
   """
-  find = _Finder(names)
+  find = _Finder(shapes)
   values = {}
   for entry, array in zip(program.step.state, state, strict=True):
-    prefix, _, rest = entry.name.partition('/')
-    if prefix != program_lib.STAGES:
-      values[find(entry.name)] = array
-      continue
-    for row, layers in zip(array, program.stage_layers, strict=True):
-      for value, layer in zip(row, layers, strict=True):
-        values[find(f'{layer}/{rest}')] = value
+    for path, place in _places(program, entry):
+      name = find(path)
+      values[name] = array[place].reshape(shapes[name])
   return values
 
 
-def _pack_entry(program, entry, value_of):
-  prefix, _, rest = entry.name.partition('/')
-  if prefix != program_lib.STAGES:
-    return np.asarray(value_of(entry.name))
-  return np.array(
-    [
-      [value_of(f'{layer}/{rest}') for layer in layers]
-      for layers in program.stage_layers
-    ]
-  )
+def _places(program, entry):
+  """Yields each variable in an array, by its path, and where it is."""
+  weights = {e.name for e in program.step.weights}
+  weight, slot = entry.name, ''
+  if weight not in weights:
+    weight, _, slot = entry.name.rpartition('/')
+    slot = f'/{slot}'
+  if weight not in program.rows:
+    yield entry.name, ()
+    return
+  for core, rows in enumerate(program.rows[weight]):
+    for number, row in enumerate(rows):
+      start = 0
+      for path, shape in row:
+        stop = start + math.prod(shape)
+        # A row of one weight has its shape; one of several is flat.
+        is_flat = entry.spec.shape.rank == 3 and len(row) > 1
+        part = slice(start, stop) if is_flat else Ellipsis
+        yield path + slot, (core, number, part)
+        start = stop
 
 
 class _Finder:

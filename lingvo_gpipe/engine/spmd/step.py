@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 from lingvo.core import py_utils
 
-from lingvo_gpipe import errors
 from lingvo_gpipe.cost import apart
 from lingvo_gpipe.engine.spmd import (
   chain,
@@ -408,32 +407,6 @@ def _adjusted(gradient, scale, factor):
   gradient = gradient * tf.cast(scale, gradient.dtype)
   pair = py_utils.NestedMap(v=py_utils.VarGrad(gradient, gradient))
   return py_utils.ApplyGradMultiplier(pair, factor).v.grad
-
-
-def check_learner(p) -> None:
-  """Raises a UserError if a Learner does what the spmd engine cannot.
-
-  Args:
-    p: Params of a Lingvo Learner, or of several.
-  """
-  if isinstance(p, (list, tuple)):
-    raise errors.UserError(
-      'task.train.learner is a list; the spmd engine runs one Learner. Use '
-      'engine=mpmd.'
-    )
-  for field in (
-    'bprop_variable_filter',
-    'bprop_variable_exclusion',
-    'clip_gradient_single_norm_to_value',
-    'l1_regularizer_weight',
-    'l2_regularizer_weight',
-    'grad_norm_tracker',
-  ):
-    if p.Get(field):
-      raise errors.UserError(
-        f'task.train.{field}={p.Get(field)}: the spmd engine knows no such '
-        'thing. Unset it, or use engine=mpmd.'
-      )
 
 
 def _build_learner(p):

@@ -1,0 +1,134 @@
+"""The devices of TPU slices that need not exist, and what compiling for says."""
+
+import dataclasses
+import os
+import re
+import time
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.xla import lowered as lowered_lib
+
+_COLLECTIVES = (
+  'collective-permute',
+  'all-reduce',
+  'all-gather',
+  'all-to-all',
+  'reduce-scatter',
+)
+_ENVIRONMENT = {
+  # jax itself is to stay on the CPU: there is no TPU to look for.
+  'JAX_PLATFORMS': 'cpu',
+  'TPU_SKIP_MDS_QUERY': '1',
+  'TPU_ACCELERATOR_TYPE': 'v5litepod-4',
+  'TPU_WORKER_HOSTNAMES': 'localhost',
+  'TPU_WORKER_ID': '0',
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+  'TF_CPP_MIN_LOG_LEVEL': '3',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """What the compiler says of a program.
+
+  Attributes:
+    fits: whether it accepts the program.
+    seconds: it took.
+    peak: bytes of a core at most, 0 where it does not fit.
+    arguments: bytes of a core for weights, slots and the batch.
+    temporaries: bytes of a core for all else, by another count: the two
+      together are more than the peak.
+    flops: of a core, in one turn of each loop.
+    collectives: how many of each kind there are in the program.
+    text: the optimised program, or why it does not fit.
+  """
+
+  fits: bool
+  seconds: float
+  peak: int = 0
+  arguments: int = 0
+  temporaries: int = 0
+  flops: float = 0.0
+  collectives: dict[str, int] = dataclasses.field(default_factory=dict)
+  text: str = ''
+
+
+def devices(name: str) -> list:
+  """Returns the devices of a slice, such as "v5e:2x4".
+
+  Raises:
+    UserError: there is no such slice, or libtpu is missing.
+  """
+  os.environ.update(
+    {k: v for k, v in _ENVIRONMENT.items() if k not in os.environ}
+  )
+  try:
+    import libtpu  # noqa: F401
+    from jax.experimental import topologies
+  except ImportError as error:
+    raise errors.UserError(
+      f'{error.name} is missing: install lingvo_gpipe[tpu].'
+    ) from error
+  more = {}
+  if re.fullmatch(r'[^:]*:(1x)*1', name):
+    more['chips_per_host_bounds'] = [1, 1, 1]
+  try:
+    topology = topologies.get_topology_desc(
+      platform='tpu', topology_name=name, **more
+    )
+  except Exception as error:
+    first_line, *_ = str(error).splitlines() or ['']
+    raise errors.UserError(
+      f'--topology={name}: the TPU compiler knows no such slice '
+      f'({first_line}). Examples: v5e:2x4, v6e:2x2, v4:2x2x1.'
+    ) from error
+  return list(topology.devices)
+
+
+def compile_for(lowered: lowered_lib.Lowered, cores: list) -> Report:
+  """Compiles a step for the first devices of a slice.
+
+  Raises:
+    UserError: the slice has fewer devices than the step has cores.
+  """
+  # jax looks at the environment when it is imported.
+  from lingvo_gpipe.xla import executable
+
+  count = lowered.mesh.num_cores
+  if len(cores) < count:
+    raise errors.UserError(
+      f'The slice has {len(cores)} cores, {count} are needed: choose a larger '
+      'one, or fewer stages or replicas.'
+    )
+  start = time.monotonic()
+  try:
+    compiled = executable.compile_step(lowered, cores[:count])
+  except Exception as error:
+    if 'RESOURCE_EXHAUSTED' not in str(error):
+      raise
+    return Report(False, time.monotonic() - start, text=str(error))
+  seconds = time.monotonic() - start
+  stats = compiled.get_compiled_memory_stats()
+  [module] = compiled.hlo_modules()
+  text = module.to_string()
+  costs = compiled.cost_analysis()
+  [costs] = costs if isinstance(costs, (list, tuple)) else [costs]
+  return Report(
+    fits=True,
+    seconds=seconds,
+    peak=stats.peak_memory_in_bytes,
+    arguments=stats.argument_size_in_bytes,
+    temporaries=stats.temp_size_in_bytes,
+    flops=costs.get('flops', 0.0),
+    collectives=count_collectives(text),
+    text=text,
+  )
+
+
+def count_collectives(text: str) -> dict[str, int]:
+  """Returns how often a program's text has each kind of collective."""
+  counts = {
+    kind: len(re.findall(rf' {kind}(?:-start)?\(', text))
+    for kind in _COLLECTIVES
+  }
+  return {kind: count for kind, count in counts.items() if count}
