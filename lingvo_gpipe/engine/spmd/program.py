@@ -195,7 +195,6 @@ class _Maker:
     costs = [trace.fprop_flops for trace in network.traces[:last]]
     cuts = partition.cut(costs, K)
     args = [equal_layers.args_of(network, cut.start) for cut in cuts]
-    args[0] = self._inputs
     num_targets = len(equal_layers.args_of(network, last)) - len(
       network.traces[last - 1].outputs
     )

@@ -53,14 +53,14 @@ class Packing:
       start = stop
     return tensors
 
-  def pack_gradients(self, gradients: Tensors) -> tf.Tensor:
+  def pack_gradients(self, gradients: Tensors, num_examples: int) -> tf.Tensor:
     """Packs gradients of those that are floats; of others, zeros."""
     gradients = iter(gradients)
     return self.pack(
       [
         next(gradients)
         if spec.dtype.is_floating
-        else tf.zeros(spec.shape, self.dtype)
+        else tf.zeros([num_examples, *spec.shape[1:]], self.dtype)
         for spec in self.specs
       ]
     )
@@ -168,7 +168,8 @@ class Stages:
       )
       row = tf.concat([tf.reshape(g, [-1]) for g in dtheta], 0)
       row = tf.pad(row, [[0, theta[0].shape[0] - row.shape[0]]])
-      return self._packings[k].pack_gradients(dargs), row
+      num_examples = values[0].shape[0]
+      return self._packings[k].pack_gradients(dargs, num_examples), row
 
     dvalue, dweights = self._switch(core, branch)
     return [dvalue], [dweights]
