@@ -13,22 +13,35 @@ from lingvo_gpipe.xla import regions
 
 
 def compile_step(lowered: lowered_lib.Lowered, devices: Sequence):
-  """Returns the executable.
+  """Returns the executable of a step.
 
   Args:
     lowered: the step.
     devices: as many as the mesh has cores; of a client that can run it, or of a
       topology that can only be compiled for.
   """
+
+  def prepare(module):
+    _annotate(module, lowered)
+    regions.mark(module)
+
+  return _compile(lowered.code, devices, prepare)
+
+
+def compile_text(code: str, devices: Sequence):
+  """Returns the executable of a module of StableHLO without regions."""
+  return _compile(code, devices, lambda module: None)
+
+
+def _compile(code, devices, prepare):
   devices = list(devices)
   ids = np.array([[device.id for device in devices]])
   options = compiler.get_compile_options(1, len(devices), ids)
   options.executable_build_options.use_spmd_partitioning = True
   options.executable_build_options.use_shardy_partitioner = False
   with mlir.make_ir_context():
-    module = ir.Module.parse(lowered.code)
-    _annotate(module, lowered)
-    regions.mark(module)
+    module = ir.Module.parse(code)
+    prepare(module)
     return compiler.backend_compile_and_load(
       devices[0].client,
       module,

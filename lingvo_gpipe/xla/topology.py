@@ -7,14 +7,8 @@ import time
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.xla import lowered as lowered_lib
+from lingvo_gpipe.xla import program_text
 
-_COLLECTIVES = (
-  'collective-permute',
-  'all-reduce',
-  'all-gather',
-  'all-to-all',
-  'reduce-scatter',
-)
 _ENVIRONMENT = {
   # jax itself is to stay on the CPU: there is no TPU to look for.
   'JAX_PLATFORMS': 'cpu',
@@ -120,15 +114,31 @@ def compile_for(lowered: lowered_lib.Lowered, cores: list) -> Report:
     arguments=stats.argument_size_in_bytes,
     temporaries=stats.temp_size_in_bytes,
     flops=costs.get('flops', 0.0),
-    collectives=count_collectives(text),
+    collectives=program_text.collectives(text),
     text=text,
   )
 
 
-def count_collectives(text: str) -> dict[str, int]:
-  """Returns how often a program's text has each kind of collective."""
-  counts = {
-    kind: len(re.findall(rf' {kind}(?:-start)?\(', text))
-    for kind in _COLLECTIVES
-  }
-  return {kind: count for kind, count in counts.items() if count}
+def memory(cores: list) -> int:
+  """Returns the bytes that a core's memory has for programs.
+
+  The compiler tells when it refuses one; so it is asked for too much.
+  """
+  from lingvo_gpipe.xla import executable
+
+  too_much = 'tensor<1048576x65536xf32>'
+  code = f"""
+    module @too_much {{
+      func.func public @main(%x: {too_much}) -> {too_much} {{
+        %y = stablehlo.add %x, %x : {too_much}
+        return %y : {too_much}
+      }}
+    }}"""
+  try:
+    executable.compile_text(code, cores[:1])
+  except Exception as error:
+    found = re.search(r'of ([\d.]+)([MG]) hbm', str(error))
+    if found:
+      number, unit = found.groups()
+      return int(float(number) * {'M': 2**20, 'G': 2**30}[unit])
+  return 0
