@@ -62,7 +62,7 @@ class Stem(amoebanet_ops.ReluConvNorm):
 
   def FProp(self, theta, images):
     """Returns (prev, prev_prev) for the first cell."""
-    x = super().FProp(theta, images)
+    x = super().FProp(theta, self._CastToFPropDtype(images))
     return x, x
 
   @classmethod

@@ -126,12 +126,14 @@ def memory(cores: list) -> int:
   """
   from lingvo_gpipe.xla import executable
 
-  too_much = 'tensor<1048576x65536xf32>'
+  # 64 arrays of 8 GiB.
+  array = 'tensor<262144x8192xf32>'
+  arguments = ', '.join(f'%x{j}: {array}' for j in range(64))
   code = f"""
     module @too_much {{
-      func.func public @main(%x: {too_much}) -> {too_much} {{
-        %y = stablehlo.add %x, %x : {too_much}
-        return %y : {too_much}
+      func.func public @main({arguments}) -> {array} {{
+        %y = stablehlo.add %x0, %x1 : {array}
+        return %y : {array}
       }}
     }}"""
   try:

@@ -26,7 +26,7 @@ class Packing:
 
   Attributes:
     specs: of the tensors.
-    dtype: of the whole; integers travel as the bits of floats.
+    dtype: of the whole: that of the widest floats. Integers travel as bits.
     width: at least what the tensors take.
   """
 
@@ -46,7 +46,9 @@ class Packing:
     for spec in self.specs:
       stop = start + size_of_example(spec)
       rows = whole[:, start:stop]
-      if not spec.dtype.is_floating:
+      if spec.dtype.is_floating:
+        rows = tf.cast(rows, spec.dtype)
+      else:
         rows = tf.bitcast(rows, spec.dtype)
       shape = [whole.shape[0], *spec.shape[1:]]
       tensors.append(tf.reshape(rows, shape))
@@ -70,8 +72,8 @@ class Packing:
     return [tensor for spec, tensor in pairs if spec.dtype.is_floating]
 
   def _to_float(self, tensor):
-    if tensor.dtype == self.dtype:
-      return tensor
+    if tensor.dtype.is_floating:
+      return tf.cast(tensor, self.dtype)
     return tf.bitcast(tensor, self.dtype)
 
 
@@ -85,19 +87,19 @@ def make_packings(
   """Returns how to pack what crosses each boundary, all of one width.
 
   Raises:
-    UserError: there are floats of several types, or no room for integers.
+    UserError: there is no room for integers.
   """
   dtypes = {s.dtype for specs in boundaries for s in specs}
-  kinds = {dtype for dtype in dtypes if dtype.is_floating}
-  if len(kinds) != 1 or any(d.size != next(iter(kinds)).size for d in dtypes):
-    names = ', '.join(sorted(dtype.name for dtype in dtypes))
-    raise errors.UserError(
-      f'Tensors of types {names} go from stage to stage. Where stages differ '
-      'the spmd engine packs them into one, so all must be of one float type, '
-      'and integers as large. Use one dtype, or engine=mpmd.'
-    )
+  floats = [dtype for dtype in dtypes if dtype.is_floating]
+  dtype = max(floats, key=lambda dtype: dtype.size, default=tf.float32)
+  for other in dtypes:
+    if not other.is_floating and other.size != dtype.size:
+      raise errors.UserError(
+        f'Tensors of type {other.name} go from stage to stage. Where stages '
+        f'differ the spmd engine packs them with the floats, of {dtype.name}, '
+        'so integers must be as large. Use int32 and float32, or engine=mpmd.'
+      )
   width = max(sum(map(size_of_example, specs)) for specs in boundaries)
-  [dtype] = kinds
   return [Packing(tuple(specs), dtype, width) for specs in boundaries]
 
 
