@@ -2,6 +2,9 @@
 
 import setuptools
 
+# The spmd engine's compilers; newer versions have not been tried.
+_TPU = ['jax==0.10.0', 'jaxlib==0.10.0', 'libtpu==0.0.40']
+
 setuptools.setup(
   name='lingvo_gpipe',
   version='0.1.0',
@@ -22,6 +25,7 @@ setuptools.setup(
     'tqdm>=4.66',
   ],
   extras_require={
-    'test': ['pytest>=8', 'pytest-xdist>=3.6', 'ruff>=0.17,<0.18'],
+    'tpu': _TPU,
+    'test': [*_TPU, 'pytest>=8', 'pytest-xdist>=3.6', 'ruff>=0.17,<0.18'],
   },
 )

@@ -1,11 +1,13 @@
-"""One process-wide set-up for all tests: eight virtual CPU devices."""
+"""One process-wide set-up for all tests: eight virtual CPU devices and cores."""
 
 import logging
 
 import pytest
 
 from lingvo_gpipe import runtime
+from lingvo_gpipe.xla import environment
 
+environment.prepare(num_host_cores=8)
 runtime.configure(num_cpu_devices=8)
 logging.getLogger('tensorflow').setLevel(logging.ERROR)
 

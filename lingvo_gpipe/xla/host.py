@@ -1,7 +1,6 @@
 """Runs a lowered step for numbers, on virtual cores of this machine.
 
-The environment variable XLA_FLAGS=--xla_force_host_platform_device_count=8 must
-be there before XLA starts.
+`environment.prepare(8)` must come before jax is imported anywhere.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,24 +1,12 @@
 """The devices of TPU slices that need not exist, and what compiling for says."""
 
 import dataclasses
-import os
 import re
 import time
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.xla import environment, program_text
 from lingvo_gpipe.xla import lowered as lowered_lib
-from lingvo_gpipe.xla import program_text
-
-_ENVIRONMENT = {
-  # jax itself is to stay on the CPU: there is no TPU to look for.
-  'JAX_PLATFORMS': 'cpu',
-  'TPU_SKIP_MDS_QUERY': '1',
-  'TPU_ACCELERATOR_TYPE': 'v5litepod-4',
-  'TPU_WORKER_HOSTNAMES': 'localhost',
-  'TPU_WORKER_ID': '0',
-  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
-  'TF_CPP_MIN_LOG_LEVEL': '3',
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +41,7 @@ def devices(name: str) -> list:
   Raises:
     UserError: there is no such slice, or libtpu is missing.
   """
-  os.environ.update(
-    {k: v for k, v in _ENVIRONMENT.items() if k not in os.environ}
-  )
+  environment.prepare()
   try:
     import libtpu  # noqa: F401
     from jax.experimental import topologies
