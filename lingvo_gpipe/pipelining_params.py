@@ -12,6 +12,7 @@ from lingvo_gpipe.plan import search
 
 # Leaves a field to the planner, in the trainer and in lingvo_gpipe.plan.
 AUTO = search.AUTO
+ENGINES = ('mpmd', 'spmd')
 _MAY_BE_AUTO = ('num_stages', 'num_micro_batches', 'schedule', 'remat')
 
 
@@ -110,9 +111,16 @@ def define(p) -> None:
     'stage).',
   )
   p.Define(
+    'engine',
+    'mpmd',
+    'What the trainer runs it by: "mpmd", a graph with a device for each stage '
+    '(CPUs, GPUs, clusters; any layers), or "spmd", one XLA program for all '
+    'cores (TPUs; best for stages of equal layers). Same losses.',
+  )
+  p.Define(
     'random_bits',
     'philox',
-    "Where the random bits of dropout come from: \"philox\", TensorFlow's "
+    'Where the random bits of dropout come from: "philox", TensorFlow\'s '
     'generator for CPUs and GPUs, or "hash", integer operations that give the '
     'same bits on TPUs too (engine spmd). Masks differ between the two.',
   )
@@ -182,6 +190,10 @@ def check(p) -> None:
     raise errors.UserError(
       f'{p.name}.random_bits={p.random_bits!r}: choose one of '
       f'{", ".join(random_bits.NAMES)}.'
+    )
+  if p.engine not in ENGINES:
+    raise errors.UserError(
+      f'{p.name}.engine={p.engine!r}: choose one of {", ".join(ENGINES)}.'
     )
   for field in ('num_stages', 'num_micro_batches', 'num_replicas'):
     if p.Get(field) != AUTO and p.Get(field) < 1:

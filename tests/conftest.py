@@ -1,4 +1,4 @@
-"""One process-wide set-up for all tests: eight virtual CPU devices and cores."""
+"""One process-wide set-up for all tests: eight virtual devices and cores."""
 
 import logging
 

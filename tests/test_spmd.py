@@ -7,7 +7,7 @@ import spmd_runs
 import tensorflow as tf
 from lingvo_gpipe.params.image import amoebanet
 
-from lingvo_gpipe.engine.spmd import pipeline
+from lingvo_gpipe.engine.spmd import core, pipeline
 
 _STEPS = 10
 
@@ -117,7 +117,7 @@ def test_what_is_in_bubbles_does_not_matter(monkeypatch):
     lambda self: tuple(map(not_a_number, empty(self))),
   )
   for name in ('forward', 'backward'):
-    original = getattr(pipeline._Core, name)
+    original = getattr(core.Core, name)
 
     def poisoned(self, runs, *args, original=original):
       made, rest = original(self, runs, *args)
@@ -126,7 +126,7 @@ def test_what_is_in_bubbles_does_not_matter(monkeypatch):
         tf.where(runs, t, nan) for t, nan in zip(made, bad, strict=True)
       ], rest
 
-    monkeypatch.setattr(pipeline._Core, name, poisoned)
+    monkeypatch.setattr(core.Core, name, poisoned)
   found, _, found_end = spmd_runs.spmd_run(Eight, 3, start, **_fields(2, 2))
   np.testing.assert_allclose(found, losses, rtol=1e-5)
   for name in end:

@@ -1,7 +1,7 @@
 """Compiles a model's training step for a TPU slice, without a TPU.
 
-    python tools/compile_for_tpu.py --model=lm.gpipe_transformer.Transformer13 \\
-        --topology=v5e:2x4 --num_layers=144 --num_micro_batches=32
+    python tools/compile_for_tpu.py \\
+        --model=lm.gpipe_transformer.Transformer13 --topology=v5e:2x4 --num_layers=144 --num_micro_batches=32
 
 What is compiled is the step that the trainer runs with engine=spmd: forward,
 backward, clipping and the optimizer, in bfloat16 on float32 weights. Tells
@@ -127,7 +127,7 @@ def _task(num_layers, num_cores):
 
 
 def _with_equal_layers(layers, count):
-  """Returns a list of layers whose longest run of equal ones has this length."""
+  """Returns layers with the longest run of equal ones made so long."""
   layers = layer_list.flatten(layers)
   keys = [plan_lib.structure_key(layer) for layer in layers]
   start = max(range(len(keys)), key=lambda l: _run_length(keys, l))
@@ -144,15 +144,8 @@ def _run_length(keys, start):
 
 def _tell(program, report, capacity):
   """Prints what was compiled, and how it came out."""
-  mesh, shape = program.mesh, program.shape
   weights = sum(math.prod(e.spec.shape) for e in program.step.weights)
-  print(
-    f'{weights / 1e6:,.1f}M weights on {mesh.num_stages} stages x '
-    f'{mesh.num_replicas} replicas, {shape.layers_per_core} layers a core, '
-    f'{shape.num_micro_batches} micro-batches of {shape.micro_batch_size}'
-  )
-  if program.padding:
-    print(f'stages differ: {program.padding:,} bytes of padding in the weights')
+  print(f'{weights / 1e6:,.1f}M weights; {program.describe()}')
   if not report.fits:
     first_line, *_ = report.text.splitlines()
     print(f'does not fit ({report.seconds:.1f} s): {first_line}')

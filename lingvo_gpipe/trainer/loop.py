@@ -4,9 +4,8 @@ import os
 import time
 from collections.abc import Callable, Collection
 
-import tensorflow as tf
-
 from lingvo_gpipe import errors, pipeline_task
+from lingvo_gpipe.engine import spmd
 from lingvo_gpipe.trainer import (
   checkpoints,
   evaluate,
@@ -14,6 +13,7 @@ from lingvo_gpipe.trainer import (
   tracing,
   usage,
 )
+from lingvo_gpipe.trainer import steps as steps_lib
 
 # Files of a run that a foreign logdir could hold by accident.
 _RUN_FILES = ('params.txt', 'plan.txt', 'metrics.jsonl', 'eval.jsonl')
@@ -29,6 +29,7 @@ def train(
   checkpoint_every: int,
   keep_checkpoints: int,
   trace_steps: Collection[int] = (),
+  program: spmd.Program | None = None,
 ) -> None:
   """Trains `task` up to its max_steps, from the newest checkpoint in `logdir`.
 
@@ -42,6 +43,7 @@ def train(
     checkpoint_every: steps between checkpoints.
     keep_checkpoints: how many to keep.
     trace_steps: steps whose timeline to record.
+    program: what makes the steps under the spmd engine; None under mpmd.
 
   Raises:
     UserError: `logdir` cannot be written, or belongs to something else.
@@ -66,12 +68,14 @@ def train(
   if dev_input is not None:
     evaler = evaluate.Evaler(task, dev_input, logdir, step)
   report = reports.MetricsFile(logdir, 'metrics', step)
-  train_step = tf.function(task.TrainStep, autograph=False)
+  steps = steps_lib.GraphSteps(task)
+  if program is not None:
+    steps = steps_lib.ProgramSteps(program, variables)
   tracer = tracing.Tracer(task, logdir, trace_steps)
   saved = step
   while step < last_step and not stop_requested():
     started = time.monotonic()
-    run = tracer.train_step if tracer.runs(step + 1) else train_step
+    run = tracer.train_step if tracer.runs(step + 1) else steps.run
     metrics = run(next(data))
     row = {name: float(value) for name, value in metrics.items()}
     seconds = time.monotonic() - started
@@ -91,11 +95,13 @@ def train(
     if tracer.is_traced(step):
       reports.say(tracing.describe(row))
     if step % checkpoint_every == 0 or step == last_step:
+      steps.settle()
       saver.save(step)
       saved = step
       if evaler is not None and not stop_requested():
         reports.say(evaluate.describe(evaler.evaluate(step)))
   if saved != step:
+    steps.settle()
     saver.save(step)
   progress.close()
   report.close()

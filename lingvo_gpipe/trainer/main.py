@@ -28,6 +28,7 @@ from lingvo_gpipe.trainer import (
   stopping,
   usage,
 )
+from lingvo_gpipe.xla import environment
 
 FLAGS = flags.FLAGS
 
@@ -93,12 +94,16 @@ def _run_jobs() -> int | None:
     reports.say(f'planned: {found.choice}')
     planning.settle(pipeline, found)
   taken = usage.Usage()
+  program = options.spmd_program(task_params)
   task = task_params.Instantiate()
   forecast = plan_lib.predict(task.Plan(), machine)
-  taken.expect(forecast, machine, pipeline.num_replicas)
+  if program is None:
+    taken.expect(forecast, machine, pipeline.num_replicas)
   plan = plan_text.to_text(
     task.Plan(), forecast, machine, pipeline.num_replicas
   )
+  if program is not None:
+    plan = f'{program.describe()}\n'
   if FLAGS.mode == 'inspect_model':
     return print(_describe_variables(task) + plan)
   if not FLAGS.logdir:
@@ -117,6 +122,7 @@ def _run_jobs() -> int | None:
       FLAGS.checkpoint_every,
       FLAGS.keep_checkpoints,
       trace_steps,
+      program,
     )
   else:
     _evaluate_checkpoints(task, dev_input, stop)
@@ -130,6 +136,15 @@ def _start_tensorflow(pipeline) -> int:
     How many devices one replica may use.
   """
   workers = cluster_options.workers()
+  if pipeline.engine == 'spmd':
+    if workers is not None:
+      raise errors.UserError(
+        '--engine=spmd runs in one process: leave out the workers, or use '
+        '--engine=mpmd.'
+      )
+    environment.prepare(
+      pipelining_params.num_stages(pipeline) * pipeline.num_replicas
+    )
   if workers is None:
     count = planning.num_devices(pipeline, FLAGS.num_devices)
     runtime.configure(count * pipeline.num_replicas)

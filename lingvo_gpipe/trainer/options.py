@@ -4,8 +4,15 @@ from absl import flags
 from lingvo import model_registry  # Defines --model_params_override.
 from lingvo.core import base_input_generator
 
-from lingvo_gpipe import errors, pipeline_task, schedule
+from lingvo_gpipe import (
+  errors,
+  pipeline_task,
+  pipelining_params,
+  random_bits,
+  schedule,
+)
 from lingvo_gpipe import plan as plan_lib
+from lingvo_gpipe.engine import spmd
 from lingvo_gpipe.plan import search
 
 FLAGS = flags.FLAGS
@@ -58,6 +65,21 @@ flags.DEFINE_bool(
   None,
   "Spread weights and the optimizer's slots over the devices of all replicas; "
   'default: as the model says.',
+)
+flags.DEFINE_enum(
+  'engine',
+  None,
+  pipelining_params.ENGINES,
+  'mpmd: a graph with a device for each stage. spmd: one XLA program for all '
+  'cores, as on TPUs; here on virtual cores (needs lingvo_gpipe[tpu]), and '
+  'with --random_bits=hash. Default: as the model says.',
+)
+flags.DEFINE_enum(
+  'random_bits',
+  None,
+  random_bits.NAMES,
+  'Where the bits of dropout come from; default: as the model says, hash with '
+  '--engine=spmd.',
 )
 flags.DEFINE_enum(
   'schedule',
@@ -116,7 +138,11 @@ flags.DEFINE_integer(
   'checkpoint_every', 100, 'Steps between checkpoints.', lower_bound=1
 )
 flags.DEFINE_integer(
-  'keep_checkpoints', 5, 'How many checkpoints to keep.', lower_bound=1
+  'keep_checkpoints',
+  5,
+  'How many checkpoints to keep; the one before the newest is for when the '
+  'newest is damaged.',
+  lower_bound=2,
 )
 flags.DEFINE_integer(
   'seed', None, "Of weights, dropout and shuffling; default: the model's or 0."
@@ -138,6 +164,8 @@ _PIPELINE_FIELDS = (
   'device_memory',
   'device_speeds',
   'profile',
+  'engine',
+  'random_bits',
 )
 
 
@@ -157,6 +185,23 @@ def trace_steps() -> frozenset[int]:
       'such as 100,200.'
     )
   return steps
+
+
+def spmd_program(task) -> spmd.Program | None:
+  """Returns the program of a task for the spmd engine, or None for mpmd.
+
+  Raises:
+    UserError: the engine cannot run it, or not as the flags say.
+  """
+  if task.pipeline.engine != 'spmd':
+    return None
+  if FLAGS.trace_steps:
+    raise errors.UserError(
+      '--trace_steps: one XLA program for all cores cannot be timed action by '
+      'action. Leave it out, or use --engine=mpmd.'
+    )
+  spec = task.input.Instantiate().datasource.GetDataset().element_spec
+  return spmd.build(task, spec)
 
 
 def _number_or_auto(flag: str, text: str) -> int | str:
@@ -210,6 +255,8 @@ def model_params(model: str, dataset: str):
       if field in ('num_stages', 'num_micro_batches'):
         value = _number_or_auto(field, value)
       task.pipeline.Set(**{field: value})
+  if FLAGS.engine == 'spmd' and FLAGS.random_bits is None:
+    task.pipeline.random_bits = 'hash'
   if FLAGS.max_steps is not None:
     task.train.max_steps = FLAGS.max_steps
   if p.input.cls is base_input_generator.BaseSequenceInputGenerator:

@@ -19,9 +19,7 @@ _AXES = {mesh_lib.STAGE: 'stage', mesh_lib.REPLICA: 'replica'}
 class HostRun:
   """Holds the state of a run, in slices, and makes steps."""
 
-  def __init__(
-    self, lowered: lowered_lib.Lowered, state: Sequence[np.ndarray]
-  ):
+  def __init__(self, lowered: lowered_lib.Lowered, state: Sequence[np.ndarray]):
     """Compiles, and puts the state on the cores.
 
     Args:

@@ -110,4 +110,3 @@ def _is_call_of(op, target):
     op.name == 'stablehlo.custom_call'
     and op.attributes['call_target_name'].value == target
   )
-

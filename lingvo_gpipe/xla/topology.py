@@ -1,4 +1,4 @@
-"""The devices of TPU slices that need not exist, and what compiling for says."""
+"""TPU slices that need not exist, and what compiling for them says."""
 
 import dataclasses
 import re

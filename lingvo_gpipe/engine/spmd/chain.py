@@ -156,4 +156,3 @@ def pack_present(like: Any, leaves: Sequence) -> Any:
 def _build(layers):
   with tf.Graph().as_default():
     return [p.Instantiate() for p in layers]
-

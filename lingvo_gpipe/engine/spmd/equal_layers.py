@@ -1,14 +1,14 @@
 """Finds the run of equal layers that becomes the stages.
 
-    embedding  block block block block  norm  softmax
-    '-------'  '---------------------'  '-----------'
-     before       the run, stacked          after
+embedding  block block block block  norm  softmax
+'-------'  '---------------------'  '-----------'
+ before       the run, stacked          after
 """
 
 import tensorflow as tf
 
 from lingvo_gpipe import plan as plan_lib
-from lingvo_gpipe.engine.spmd import chain, pipeline
+from lingvo_gpipe.engine.spmd import chain, core
 
 
 def find_run(network: plan_lib.Network) -> range:
@@ -46,7 +46,7 @@ def _returns_what_it_takes(network, l):
   return str(taken) == str(tuple(returned))
 
 
-def stage_layer(layer: chain.Chain) -> pipeline.StageLayer:
+def stage_layer(layer: chain.Chain) -> core.StageLayer:
   """Returns the layer of stages that are made of equal ones."""
 
   def forward(core, theta, values, rng):
@@ -63,4 +63,4 @@ def stage_layer(layer: chain.Chain) -> pipeline.StageLayer:
     )
     return dvalues, dtheta
 
-  return pipeline.StageLayer(forward, vjp)
+  return core.StageLayer(forward, vjp)

@@ -36,6 +36,11 @@ def check(p) -> None:
       f'{p.name}.tied_weights={p.tied_weights}: the spmd engine cannot tie '
       'weights yet. Leave it empty, or use engine=mpmd.'
     )
+  if p.random_bits != 'hash':
+    raise errors.UserError(
+      f'{p.name}.random_bits={p.random_bits}: inside of XLA it gives other '
+      'bits. Set random_bits to hash, under both engines.'
+    )
   V = virtual_stages(p)
   if num_stages(p) % V:
     raise errors.UserError(
@@ -55,9 +60,9 @@ def check_unequal(p, num_layers: int) -> None:
   """
   if virtual_stages(p) > 1:
     raise errors.UserError(
-      f'num_stages={num_stages(p)} does not divide the equal layers, and stages '
-      'that differ cannot be virtual: set num_stages to a divisor of their '
-      'number, or schedule to 1f1b.'
+      f'num_stages={num_stages(p)} does not divide the equal layers, and '
+      'stages that differ cannot be virtual: set num_stages to a divisor of '
+      'their number, or schedule to 1f1b.'
     )
   if num_stages(p) > num_layers:
     raise errors.UserError(

@@ -12,9 +12,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 
-def loop(
-  count, body: Callable, values: Sequence[tf.Tensor]
-) -> list[tf.Tensor]:
+def loop(count, body: Callable, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
   """Runs `values = body(i, *values)` for i from 0 to count - 1.
 
   Args:
@@ -47,9 +45,7 @@ def take(tensor: tf.Tensor, *indices: tf.Tensor) -> tf.Tensor:
   return tf.reshape(row, rest)
 
 
-def put(
-  tensor: tf.Tensor, value: tf.Tensor, *indices: tf.Tensor
-) -> tf.Tensor:
+def put(tensor: tf.Tensor, value: tf.Tensor, *indices: tf.Tensor) -> tf.Tensor:
   """Returns the tensor with value at [indices], written where it is."""
   written = gen_xla_ops.xla_dynamic_update_slice(
     input=tensor,
@@ -71,3 +67,9 @@ def put_if(
 def _start(tensor, indices):
   zeros = [0] * (tensor.shape.rank - len(indices))
   return tf.stack([*indices, *zeros])
+
+
+def halves(tensors: Sequence) -> tuple[list, list]:
+  """Returns the first and the second half of what goes around a loop."""
+  middle = len(tensors) // 2
+  return list(tensors[:middle]), list(tensors[middle:])

@@ -19,11 +19,13 @@ from lingvo_gpipe import (
 )
 from lingvo_gpipe import plan as plan_lib
 from lingvo_gpipe.engine.spmd import (
+  apply,
   chain,
+  core,
   equal_layers,
   fields,
+  gradients,
   layout,
-  pipeline,
   step,
   unequal_layers,
 )
@@ -48,7 +50,7 @@ class Program:
   """
 
   step: step.TrainStep
-  shape: pipeline.Shape
+  shape: core.Shape
   rows: dict[str, tuple]
   padding: int
   inputs: tuple[layout.Entry, ...]
@@ -62,6 +64,19 @@ class Program:
   def arguments(self) -> list[layout.Entry]:
     """The entries of all arguments of `run`."""
     return [*self.step.state, *self.inputs, *self.targets]
+
+  def describe(self) -> str:
+    """Says in a line or two what the cores do."""
+    mesh, shape = self.mesh, self.shape
+    text = (
+      f'spmd: {mesh.num_stages} cores x {mesh.num_replicas} replicas, '
+      f'{shape.num_micro_batches} micro-batches of {shape.micro_batch_size}, '
+      f'{shape.num_circuits} stages a core of {shape.layers_per_stage} layers, '
+      f'the input of every {shape.layers_per_segment} kept'
+    )
+    if self.padding:
+      text += f'\nstages differ: {self.padding:,} bytes of weights are padding'
+    return text
 
   def run(self, *arrays: tf.Tensor) -> list[tf.Tensor]:
     """Runs a step on flat arguments; returns the state, then the metrics.
@@ -98,17 +113,28 @@ def build(task, batch_spec) -> Program:
   target_entries = _entries(task.target_keys, targets)
   return Program(
     step=step.TrainStep(
-      parts.shape,
-      parts.before,
-      parts.after,
-      parts.stage_layer,
-      parts.carried,
-      parts.stage_weights,
-      parts.outside_weights,
-      parts.stage_seeds,
-      fields.learner_of(task),
+      parts.shape.mesh,
+      [*parts.stage_weights, *parts.outside_weights],
+      gradients.Gradients(
+        parts.shape,
+        parts.before,
+        parts.after,
+        parts.stage_layer,
+        parts.carried,
+        len(parts.stage_weights),
+        parts.outside_weights,
+        parts.stage_seeds,
+        p.loss_name,
+        target_entries,
+      ),
+      apply.Apply(
+        fields.learner_of(task),
+        parts.shape.mesh,
+        parts.shape.layers_per_core,
+        parts.stage_weights,
+        parts.outside_weights,
+      ),
       p.loss_name,
-      target_entries,
     ),
     shape=parts.shape,
     rows=parts.rows,
@@ -122,10 +148,10 @@ def build(task, batch_spec) -> Program:
 class _Parts:
   """What a step is made of; see step.TrainStep and Program."""
 
-  shape: pipeline.Shape
-  before: step.Outside
-  after: step.Outside
-  stage_layer: pipeline.StageLayer
+  shape: core.Shape
+  before: gradients.Outside
+  after: gradients.Outside
+  stage_layer: core.StageLayer
   carried: list[tf.TensorSpec]
   stage_weights: list[layout.Entry]
   outside_weights: list[layout.Entry]
@@ -160,10 +186,10 @@ class _Maker:
     names = network.names
     return _Parts(
       shape=shape,
-      before=step.Outside(
+      before=gradients.Outside(
         self._chain(before, self._inputs), places[:middle], self._seeds(before)
       ),
-      after=step.Outside(
+      after=gradients.Outside(
         self._chain(after, carried), places[middle:], self._seeds(after)
       ),
       stage_layer=equal_layers.stage_layer(stage),
@@ -198,7 +224,7 @@ class _Maker:
     num_targets = len(equal_layers.args_of(network, last)) - len(
       network.traces[last - 1].outputs
     )
-    args.append(equal_layers.args_of(network, last)[:-num_targets or None])
+    args.append(equal_layers.args_of(network, last)[: -num_targets or None])
     stages = unequal_layers.Stages(
       [
         self._chain(cut, of_stage)
@@ -213,8 +239,10 @@ class _Maker:
     entries, places = self._outside_weights(loss)
     return _Parts(
       shape=self._shape(1, 1, 1),
-      before=step.Outside(unequal_layers.PackedInputs(packings[0]), [], []),
-      after=step.Outside(
+      before=gradients.Outside(
+        unequal_layers.PackedInputs(packings[0]), [], []
+      ),
+      after=gradients.Outside(
         unequal_layers.UnpackedResults(
           self._chain(loss, args[-1]), packings[-1]
         ),
@@ -242,7 +270,7 @@ class _Maker:
     )
 
   def _shape(self, num_circuits, layers_per_stage, layers_per_segment):
-    return pipeline.Shape(
+    return core.Shape(
       mesh=self._mesh,
       num_circuits=num_circuits,
       layers_per_stage=layers_per_stage,
@@ -282,7 +310,7 @@ class _Maker:
     return entries, list(range(len(entries)))
 
 
-def stage_grid(shape: pipeline.Shape, run: range) -> np.ndarray:
+def stage_grid(shape: core.Shape, run: range) -> np.ndarray:
   """Returns the layers [stages, layers a core] of each core of the ring.
 
   With V circuits, core k has stages k, K + k, 2 K + k and so on.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.engine.spmd import chain, pipeline
+from lingvo_gpipe.engine.spmd import chain, core
 
 Tensors = Sequence[tf.Tensor]
 
@@ -35,9 +35,7 @@ class Packing:
   width: int
 
   def pack(self, tensors: Tensors) -> tf.Tensor:
-    rows = [
-      tf.reshape(self._to_float(t), [t.shape[0], -1]) for t in tensors
-    ]
+    rows = [tf.reshape(self._to_float(t), [t.shape[0], -1]) for t in tensors]
     whole = tf.concat(rows, 1)
     return tf.pad(whole, [[0, 0], [0, self.width - whole.shape[1]]])
 
@@ -129,8 +127,8 @@ class Stages:
     if len(dtypes) > 1:
       names = ', '.join(sorted(dtype.name for dtype in dtypes))
       raise errors.UserError(
-        f'Weights have types {names}. Where stages differ the spmd engine packs '
-        'them into one row: use one dtype, or engine=mpmd.'
+        f'Weights have types {names}. Where stages differ the spmd engine '
+        'packs them into one row: use one dtype, or engine=mpmd.'
       )
     [self._dtype] = dtypes
 
@@ -149,8 +147,8 @@ class Stages:
     packing = self._packings[0]
     return tf.TensorSpec([num_examples, packing.width], packing.dtype)
 
-  def layer(self) -> pipeline.StageLayer:
-    return pipeline.StageLayer(self._forward, self._vjp)
+  def layer(self) -> core.StageLayer:
+    return core.StageLayer(self._forward, self._vjp)
 
   def _forward(self, core, theta, values, rng):
     def branch(k):

@@ -5,7 +5,7 @@ after the other has none. So the update of one weight is traced on variables
 that are never made, and cut into what it reads, what it computes, and what it
 writes:
 
-    weight, slots, shared  --reads-->  computations  --writes-->  their new values
+    weight, slots, shared  --reads-->  computations  --writes-->  new values
     gradient, learning rate --------^                (_WRITES)
 
 Slots are like the weight (Adam's moments); shared variables belong to all
@@ -57,9 +57,9 @@ class Update:
     for op in self._writes:
       if op.type not in _WRITES:
         raise errors.UserError(
-          f'Optimizer {p.name} updates by {op.type}, which the spmd engine does '
-          f'not know: it knows {", ".join(_WRITES)} (SGD, Momentum, Adam and '
-          'RMSProp). Use one of these, or engine=mpmd.'
+          f'Optimizer {p.name} updates by {op.type}, which the spmd engine '
+          f'does not know: it knows {", ".join(_WRITES)} (SGD, Momentum, '
+          'Adam and RMSProp). Use one of these, or engine=mpmd.'
         )
     # Of the weight itself there is no slot.
     names = self._names[1:]
@@ -206,7 +206,9 @@ def _rms_prop(op, old, terms):
   weight, squares, moment = old
   rate, rho, momentum, epsilon, gradient = terms
   squares = squares + (gradient * gradient - squares) * (1.0 - rho)
-  moment = momentum * moment + rate * gradient * tf.math.rsqrt(squares + epsilon)
+  moment = momentum * moment + rate * gradient * tf.math.rsqrt(
+    squares + epsilon
+  )
   return [weight - moment, squares, moment]
 
 
