@@ -1,7 +1,7 @@
 """Compiles a model's training step for a TPU slice, without a TPU.
 
-    python tools/compile_for_tpu.py \\
-        --model=lm.gpipe_transformer.Transformer13 --topology=v5e:2x4 --num_layers=144 --num_micro_batches=32
+    python tools/compile_for_tpu.py --topology=v5e:2x4 --num_layers=144 \\
+        --model=lm.gpipe_transformer.Transformer13 --num_micro_batches=32
 
 What is compiled is the step that the trainer runs with engine=spmd: forward,
 backward, clipping and the optimizer, in bfloat16 on float32 weights. Tells

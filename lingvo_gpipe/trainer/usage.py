@@ -50,7 +50,8 @@ class Usage:
     row = {}
     if not devices.are_remote():
       row['memory_bytes'] = self._memory()
-      row['memory_bytes_planned'] = self._memory_planned()
+      if self._forecast is not None:
+        row['memory_bytes_planned'] = self._memory_planned()
     if self._knows_seconds:
       row['step_seconds_planned'] = self._forecast.step_seconds
     return row
@@ -82,10 +83,9 @@ def describe(row: dict) -> str:
     seconds += f' (planned {row["step_seconds_planned"]:.3g} s)'
   memory = ''
   if 'memory_bytes' in row:
-    memory = (
-      f', {row["memory_bytes"] / 1e9:.3g} GB of memory (planned '
-      f'{row["memory_bytes_planned"] / 1e9:.3g} GB)'
-    )
+    memory = f', {row["memory_bytes"] / 1e9:.3g} GB of memory'
+  if 'memory_bytes_planned' in row:
+    memory += f' (planned {row["memory_bytes_planned"] / 1e9:.3g} GB)'
   return f'step {row["step"]}: {seconds}{memory}'
 
 
