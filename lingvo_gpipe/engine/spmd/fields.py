@@ -120,12 +120,33 @@ def num_micro_batches(p, size: int, inputs) -> int:
   return count
 
 
-def layers_per_segment(p, layers_per_stage: int) -> int:
+def layers_per_segment(
+  p, layers_per_stage: int, static_bytes: int, bytes_per_input: int
+) -> int:
   """Returns after how many layers an input is kept, from `remat`.
 
+  Args:
+    p: Params.
+    layers_per_stage: that may keep their inputs.
+    static_bytes: what a core holds beside kept inputs.
+    bytes_per_input: of an input kept for each micro-batch of each stage.
+
   Raises:
-    UserError: the mode is one of the mpmd engine.
+    UserError: the mode is unknown, or its budget too small.
   """
+  counts = [
+    n for n in range(layers_per_stage, 0, -1) if not layers_per_stage % n
+  ]
+  if p.remat == 'budget':
+    memory = min(pipelining_params.machine(p).memory)
+    for count in counts:
+      if static_bytes + count * bytes_per_input <= memory:
+        return layers_per_stage // count
+    needed = static_bytes + bytes_per_input
+    raise errors.UserError(
+      f'device_memory={p.device_memory}: a core needs at least '
+      f'{-(-needed // 1024):,}KiB. Use more stages, or smaller micro-batches.'
+    )
   if p.remat in ('none', 'except_last'):
     return 1
   if p.remat == 'full':
@@ -133,12 +154,11 @@ def layers_per_segment(p, layers_per_stage: int) -> int:
   kind, _, number = p.remat.partition(':')
   if kind == 'revolve':
     # As many inputs as asked for, or the next number below that divides.
-    for count in range(min(int(number), layers_per_stage), 0, -1):
-      if layers_per_stage % count == 0:
-        return layers_per_stage // count
+    return layers_per_stage // next(n for n in counts if n <= int(number))
   raise errors.UserError(
     f'remat={p.remat}: the spmd engine knows none (keeps the input of every '
-    'layer), full (of every stage) and revolve:S (S inputs a stage).'
+    'layer), full (of every stage), revolve:S (S inputs a stage) and budget '
+    '(as many as fit).'
   )
 
 

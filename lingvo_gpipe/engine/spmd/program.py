@@ -18,6 +18,7 @@ from lingvo_gpipe import (
   randomness,
 )
 from lingvo_gpipe import plan as plan_lib
+from lingvo_gpipe.cost import memory
 from lingvo_gpipe.engine.spmd import (
   apply,
   chain,
@@ -175,10 +176,15 @@ class _Maker:
     """Stages of equal layers, with all other layers outside."""
     p, network = self._p, self._network
     per_stage = len(run) // fields.num_stages(p)
-    segment = fields.layers_per_segment(p, per_stage)
+    carried = equal_layers.args_of(network, run.start)
+    segment = fields.layers_per_segment(
+      p,
+      per_stage,
+      self._static_bytes(run.start),
+      self._bytes_per_input(carried),
+    )
     shape = self._shape(fields.virtual_stages(p), per_stage, segment)
     grid = stage_grid(shape, run)
-    carried = equal_layers.args_of(network, run.start)
     stage = self._chain(run[:1], carried)
     before, after = range(run.start), range(run.stop, len(self._layers))
     entries, places = self._outside_weights([*before, *after])
@@ -280,6 +286,24 @@ class _Maker:
       ),
       micro_batch_size=self._size,
     )
+
+  def _static_bytes(self, layer):
+    """Returns what a core holds beside kept inputs: state, and one layer."""
+    traces = self._network.traces
+    state = sum(trace.param_bytes + trace.trained_bytes for trace in traces)
+    state += sum(self._network.slot_bytes)
+    backward = traces[layer].backward
+    return (
+      state // self._mesh.num_stages
+      + (backward.internal_bytes + backward.workspace)
+      // self._mesh.num_replicas
+    )
+
+  def _bytes_per_input(self, carried):
+    sizes = [memory.size(spec) for spec in chain.present(carried)]
+    count = fields.num_micro_batches(self._p, self._size, self._inputs)
+    items = fields.virtual_stages(self._p) * count
+    return items * sum(sizes) // self._mesh.num_replicas
 
   def _chain(self, layers, args):
     return chain.Chain(

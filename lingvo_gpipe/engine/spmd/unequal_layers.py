@@ -88,6 +88,8 @@ def make_packings(
     UserError: there is no room for integers.
   """
   dtypes = {s.dtype for specs in boundaries for s in specs}
+  if tf.int32 in dtypes:
+    dtypes.add(tf.float32)  # Which has room for them.
   floats = [dtype for dtype in dtypes if dtype.is_floating]
   dtype = max(floats, key=lambda dtype: dtype.size, default=tf.float32)
   for other in dtypes:
