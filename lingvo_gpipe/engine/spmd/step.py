@@ -13,7 +13,7 @@ from lingvo_gpipe.engine.spmd import mesh as mesh_lib
 Tensors = Sequence[tf.Tensor]
 
 # What a step returns beside the metrics of the loss.
-_SCALARS = ('weight', 'grad_norm', 'learning_rate')
+_SCALARS = ('loss', 'weight', 'grad_norm', 'learning_rate')
 
 
 class TrainStep:
@@ -44,7 +44,7 @@ class TrainStep:
       *update.shared,
       layout.whole('global_step', tf.TensorSpec([], tf.int64)),
     ]
-    self.scalars = sorted([*compute.metric_names, *_SCALARS])
+    self.scalars = sorted({*compute.metric_names, *_SCALARS})
 
   def __call__(
     self, state: Tensors, inputs: Tensors, targets: Tensors
@@ -72,6 +72,7 @@ class TrainStep:
       name: tf.math.divide_no_nan(value, weight)
       for name, (value, weight) in metrics.items()
     }
+    scalars.setdefault('loss', scalars[self._loss_name])
     scalars.update(weight=total, grad_norm=norm, learning_rate=rate)
     return layout.split_all(self._mesh, self.state, new_state), scalars
 
