@@ -1,5 +1,7 @@
 """The trainer binary: runs, stops, resumes, and tells mistakes in one line."""
 
+import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -341,3 +343,41 @@ def test_a_nan_skips_the_update(capsys, tmp_path, monkeypatch):
       assert not tf.reduce_any(
         tf.math.is_nan(tf.cast(reader.get_tensor(key), tf.float32))
       )
+
+
+def test_engines_take_over_from_each_other(capsys, tmp_path):
+  hashed = '--random_bits=hash'
+  assert _train(capsys, tmp_path / 'one', hashed, max_steps=6)[0] == 0
+  other = tmp_path / 'other'
+  for engine, max_steps in (('mpmd', 2), ('spmd', 4), ('mpmd', 6)):
+    status, written = _train(
+      capsys, other, hashed, f'--engine={engine}', max_steps=max_steps
+    )
+    assert status == 0, written
+  losses = [row['loss'] for row in _rows(tmp_path / 'one')]
+  assert [row['loss'] for row in _rows(other)] == pytest.approx(
+    losses, rel=1e-5
+  )
+
+
+def test_a_second_trainer_is_kept_out(capsys, tmp_path):
+  with _lock_of(tmp_path):
+    status, written = _train(capsys, tmp_path)
+  assert status == 2
+  assert 'another trainer writes there' in written
+
+
+@contextlib.contextmanager
+def _lock_of(folder):
+  lock = os.open(folder, os.O_RDONLY)
+  fcntl.flock(lock, fcntl.LOCK_EX)
+  yield
+  os.close(lock)
+
+
+def test_the_loss_may_have_another_name(capsys, tmp_path):
+  status, written = _train(capsys, tmp_path, model='small_models.Named')
+  assert status == 0, written
+  [first, *_] = _rows(tmp_path)
+  assert first['loss'] == first['nll']
+  assert _rows(tmp_path, 'eval')[-1]['loss'] > 0
