@@ -3,10 +3,6 @@
 import sys
 from collections.abc import Callable, Sequence
 
-# Exit statuses: a mistake that a new start would repeat, and a lost worker that
-# it would not (EX_TEMPFAIL).
-USER_ERROR, LOST_WORKER = 2, 75
-
 
 class UserError(ValueError):
   """A wrong Params field, flag or file, told with the fix.
@@ -28,4 +24,4 @@ def run_command(argv: Sequence[str], command: Callable[[], int | None]) -> int:
     return command() or 0
   except UserError as error:
     print(f'error: {error}', file=sys.stderr)
-    return USER_ERROR
+    return 2

@@ -35,9 +35,7 @@ def connect(workers: Mapping[int, str], timeout: float) -> list[str]:
     UserError: one does not answer, or is not what it should be.
   """
   statuses = health.wait_for_all(workers, timeout)
-  hosts = [_host_seen_by(worker) for worker in workers.values()]
-  # One that all can find: a worker on this machine sees it as 127.0.0.1.
-  host = next((h for h in hosts if not _is_loopback(h)), hosts[0])
+  host = _host_seen_by(next(iter(workers.values())))
   port = int(addresses_lib.free_local(1)[0].rpartition(':')[2])
   spec = tf.train.ClusterSpec(
     {addresses_lib.job_name(): dict(workers), devices.CHIEF: [f'{host}:{port}']}
@@ -46,9 +44,6 @@ def connect(workers: Mapping[int, str], timeout: float) -> list[str]:
   config.inter_op_parallelism_threads = _INTER_OP_THREADS
   # tf.config.experimental_connect_to_cluster does the same, but has workers on
   # other machines look for the chief on their own, and remember it for long.
-  # Before it has started, TensorFlow would only note this down, and forget the
-  # time.
-  context.context().ensure_initialized()
   context.context().set_server_def(
     tensorflow_server_pb2.ServerDef(
       cluster=spec.as_cluster_def(),
@@ -59,7 +54,7 @@ def connect(workers: Mapping[int, str], timeout: float) -> list[str]:
     ),
     keep_alive_secs=FORGOTTEN_AFTER,
   )
-  if _is_loopback(host):
+  if host.startswith('127.'):
     loopback.restrict(port)
   return [device for status in statuses for device in status.devices]
 
@@ -77,10 +72,6 @@ def stop_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
   threading.Thread(target=watch, daemon=True).start()
-
-
-def _is_loopback(host):
-  return host.startswith('127.') or host == '[::1]'
 
 
 def _host_seen_by(worker: str) -> str:

@@ -22,11 +22,9 @@ from lingvo_gpipe.cluster import chief, health, local
 _SILENCE = 20.0
 # Seconds between two rounds of asking all workers.
 _ROUND = 2.0
+# A chief that ends so has made a mistake that a new start would repeat.
+_USER_ERROR = 2
 _MOST_FAILURES = 3
-
-
-class _WorkerDied(Exception):
-  """A worker of this machine ended before it had answered."""
 
 
 class Supervisor:
@@ -39,7 +37,7 @@ class Supervisor:
     workers: local.LocalWorkers | None,
     wait: float,
     replan: bool,
-    progress: Callable[[], int],
+    progress: Callable[[], object],
     say: Callable[[str], None],
   ):
     """Sets up; starts nothing yet.
@@ -50,7 +48,7 @@ class Supervisor:
       workers: those on this machine to be started here; None for others.
       wait: seconds to wait for workers that somebody else starts.
       replan: whether to go on without workers that stay away.
-      progress: returns the last step that the run has made.
+      progress: returns something that changes when the run gets further.
       say: tells the user.
     """
     self._chief_command = chief_command
@@ -71,22 +69,30 @@ class Supervisor:
     """
     for number in (signal.SIGTERM, signal.SIGINT):
       signal.signal(number, self._pass_on)
-    failures, furthest = 0, self._progress()
+    failures = 0
     try:
       while True:
-        lost, status = self._run_once()
-        if self._stopping and (lost or status):
-          self._say(
-            f'{lost or f"the trainer ended with status {status}"}; steps since '
-            'the last checkpoint are lost'
-          )
+        before = self._progress()
+        self._gather_workers()
+        if self._stopping:
+          return 0
+        # Its own session: Ctrl-C is for the supervisor, which passes it on.
+        self._chief = subprocess.Popen(
+          self._chief_command(self._addresses), start_new_session=True
+        )
+        if self._stopping:  # The signal came when there was no chief.
+          self._chief.terminate()
+        lost = self._watch()
+        status = self._end_chief()
+        if self._stopping and lost:
+          self._say(f'{lost}; steps since the last checkpoint are lost')
           return 1
-        if status in (0, errors.USER_ERROR):
+        if self._stopping:
+          return max(status, 0)
+        if lost is None and status in (0, _USER_ERROR):
           return status
         self._say(lost or f'the trainer ended with status {status}')
-        reached = self._progress()
-        failures = 1 if reached > furthest else failures + 1
-        furthest = max(furthest, reached)
+        failures = failures + 1 if self._progress() == before else 1
         if failures >= _MOST_FAILURES:
           raise errors.UserError(
             f'The run failed {failures} times in a row without getting any '
@@ -102,23 +108,6 @@ class Supervisor:
       if self._workers:
         self._workers.stop()
 
-  def _run_once(self) -> tuple[str | None, int | None]:
-    """Starts everything and waits; returns what was lost, and a status."""
-    try:
-      self._gather_workers()
-    except _WorkerDied as error:
-      return str(error), None
-    if self._stopping:
-      return None, 0
-    # Its own session: Ctrl-C is for the supervisor, which passes it on.
-    self._chief = subprocess.Popen(
-      self._chief_command(self._addresses), start_new_session=True
-    )
-    if self._stopping:  # The signal came when there was no chief.
-      self._chief.terminate()
-    lost = self._watch()
-    return lost, self._end_chief()
-
   def _sleep(self, seconds):
     end = time.monotonic() + seconds
     while time.monotonic() < end and not self._stopping:
@@ -129,7 +118,7 @@ class Supervisor:
     if self._workers:
       self._workers.start()
     try:
-      health.wait_for_all(self._addresses, self._wait, self._should_stop)
+      health.wait_for_all(self._addresses, self._wait, self._gave_up)
     except health.NoAnswer as error:
       if not self._replan or self._workers or self._stopping:
         raise
@@ -141,9 +130,9 @@ class Supervisor:
       )
       self._gather_workers()
 
-  def _should_stop(self):
+  def _gave_up(self):
     if self._workers and (lost := self._workers.dead()):
-      raise _WorkerDied(lost)
+      raise errors.UserError(lost)
     return self._stopping
 
   def _watch(self) -> str | None:

@@ -144,9 +144,7 @@ def _addresses():
 
 
 def _progress(logdir):
-  """Returns the last step that a run has reported or saved."""
-  saved = checkpoints.latest(logdir)
-  return max(
-    checkpoints.step_of(saved) if saved else 0,
-    reports.last_step(os.path.join(logdir, 'metrics.jsonl')),
-  )
+  """Returns what changes with every step and checkpoint of a run."""
+  path = os.path.join(logdir, 'metrics.jsonl')
+  size = os.path.getsize(path) if os.path.exists(path) else 0
+  return checkpoints.latest(logdir), size

@@ -54,9 +54,7 @@ class Evaler:
         weights[name] = weights.get(name, 0.0) + weight
     row = {'step': step}
     row |= {name: sums[name] / weights[name] for name in sums}
-    loss_name = self._task.params.pipeline.loss_name
-    row.setdefault('loss', row[loss_name])
-    row['weight'] = weights[loss_name]
+    row['weight'] = weights['loss']
     row['eval_seconds'] = time.monotonic() - started
     self._report.write(row)
     return row

@@ -1,6 +1,5 @@
 """The training loop: batch, step, report; checkpoints as it goes."""
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Collection
@@ -50,7 +49,6 @@ def train(
     UserError: `logdir` cannot be written, or belongs to something else.
   """
   resumes = open_logdir(logdir)
-  lock = _lock(logdir)
   data = iter(task.input.datasource.GetDataset())
   variables = task.CreateSlots()
   saver = checkpoints.Checkpoints(logdir, variables, keep_checkpoints, data)
@@ -105,30 +103,10 @@ def train(
   if saved != step:
     steps.settle()
     saver.save(step)
-  os.close(lock)
   progress.close()
   report.close()
   if evaler is not None:
     evaler.close()
-
-
-def _lock(logdir):
-  """Keeps other trainers out of a folder until this process ends.
-
-  Raises:
-    UserError: one is there already.
-  """
-  folder = os.open(logdir, os.O_RDONLY)
-  try:
-    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError as error:
-    raise errors.UserError(
-      f'--logdir={logdir}: another trainer writes there. Stop it, or choose '
-      'another folder.'
-    ) from error
-  except OSError:
-    pass  # A file system without locks.
-  return folder
 
 
 def open_logdir(logdir: str) -> bool:

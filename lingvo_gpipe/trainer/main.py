@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import traceback
 
 import tensorflow as tf
 from absl import app, flags
@@ -14,7 +13,7 @@ from lingvo_gpipe import (
   runtime,
 )
 from lingvo_gpipe import plan as plan_lib
-from lingvo_gpipe.cluster import chief, health
+from lingvo_gpipe.cluster import chief
 from lingvo_gpipe.plan import search
 from lingvo_gpipe.plan import text as plan_text
 from lingvo_gpipe.trainer import (
@@ -33,12 +32,8 @@ from lingvo_gpipe.xla import environment
 
 FLAGS = flags.FLAGS
 
-# What a step raises when a worker is gone; all else may be the model's fault.
-_LOST = (
-  tf.errors.UnavailableError,
-  tf.errors.AbortedError,
-  tf.errors.CancelledError,
-)
+# Exit status of a chief whose step failed on a worker: EX_TEMPFAIL.
+_LOST_WORKER = 75
 
 
 def run() -> None:
@@ -54,16 +49,13 @@ def _main(argv: list[str]) -> int:
 def _run_until_worker_is_lost() -> int | None:
   try:
     return _run_jobs()
-  except (tf.errors.OpError, health.NoAnswer) as error:
+  except tf.errors.OpError as error:
     if cluster_options.workers() is None:
       raise
+    first_line, *_ = error.message.splitlines() or ['']
     # The supervisor starts another chief, which resumes.
-    if isinstance(error, _LOST) or not isinstance(error, tf.errors.OpError):
-      first_line, *_ = str(error).splitlines() or ['']
-      reports.say(f'the step failed: {first_line}')
-    else:
-      traceback.print_exc()
-    return errors.LOST_WORKER
+    reports.say(f'the step failed: {first_line}')
+    return _LOST_WORKER
 
 
 def _run_jobs() -> int | None:

@@ -1,7 +1,6 @@
 """What a run tells: lines or a progress bar, metrics.jsonl, TensorBoard."""
 
 import json
-import math
 import os
 import sys
 import time
@@ -28,8 +27,8 @@ class MetricsFile:
     self._writer = tf.summary.create_file_writer(os.path.join(logdir, name))
 
   def write(self, row: dict) -> None:
-    """Appends `row`, which has a `step`; what is not finite, null."""
-    finite = {k: v if math.isfinite(v) else None for k, v in row.items()}
+    """Appends `row`, which has a `step`; a NaN becomes a null."""
+    finite = {k: v if v == v else None for k, v in row.items()}
     self._file.write(json.dumps(finite) + '\n')
     self._file.flush()
     with self._writer.as_default(step=row['step']):
@@ -78,15 +77,6 @@ class Progress:
 def say(text: str) -> None:
   """Prints a line without disturbing a progress bar."""
   tqdm.tqdm.write(text, file=sys.stderr)
-
-
-def last_step(path: str) -> int:
-  """Returns the highest step of a file of rows; 0 if there is none."""
-  if not os.path.exists(path):
-    return 0
-  with open(path, encoding='utf-8') as file:
-    steps = [_step_of_row(row) for row in file]
-  return max((int(s) for s in steps if math.isfinite(s)), default=0)
 
 
 def _drop_rows_after(path: str, step: float) -> None:
