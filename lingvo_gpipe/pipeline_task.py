@@ -82,10 +82,8 @@ class PipelineTask(base_model.BaseTask):
     norm = stats.get('grad_norm/all') or [
       tf.linalg.global_norm(gradients.Flatten())
     ]
-    averages = {name: value for name, (value, _) in metrics.items()}
-    averages.setdefault('loss', averages[self.params.pipeline.loss_name])
     return py_utils.NestedMap(
-      averages,
+      {name: value for name, (value, _) in metrics.items()},
       weight=metrics[self.params.pipeline.loss_name][1],
       grad_norm=norm[0],
       learning_rate=stats['learning_rate'][0],

@@ -13,7 +13,7 @@ from lingvo_gpipe.engine.spmd import mesh as mesh_lib
 Tensors = Sequence[tf.Tensor]
 
 # What a step returns beside the metrics of the loss.
-_SCALARS = ('loss', 'weight', 'grad_norm', 'learning_rate')
+_SCALARS = ('weight', 'grad_norm', 'learning_rate')
 
 
 class TrainStep:
@@ -72,7 +72,6 @@ class TrainStep:
       name: tf.math.divide_no_nan(value, weight)
       for name, (value, weight) in metrics.items()
     }
-    scalars.setdefault('loss', scalars[self._loss_name])
     scalars.update(weight=total, grad_norm=norm, learning_rate=rate)
     return layout.split_all(self._mesh, self.state, new_state), scalars
 
