@@ -7,7 +7,7 @@ import spmd_runs
 import tensorflow as tf
 from lingvo_gpipe.params.image import amoebanet
 
-from lingvo_gpipe.engine.spmd import core, pipeline
+from lingvo_gpipe.engine.spmd import core, rooms
 
 _STEPS = 10
 
@@ -104,15 +104,15 @@ def test_what_is_in_bubbles_does_not_matter(monkeypatch):
       for t in tensors
     ]
 
-  no_flow = pipeline.Pipeline._no_flow
+  no_flow = rooms.Rooms.no_flow
   monkeypatch.setattr(
-    pipeline.Pipeline,
-    '_no_flow',
+    rooms.Rooms,
+    'no_flow',
     lambda self, specs: not_a_number(no_flow(self, specs)),
   )
-  empty = pipeline.Pipeline.empty
+  empty = rooms.Rooms.empty
   monkeypatch.setattr(
-    pipeline.Pipeline,
+    rooms.Rooms,
     'empty',
     lambda self: tuple(map(not_a_number, empty(self))),
   )

@@ -14,7 +14,14 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from lingvo_gpipe.engine.spmd import chain, core, layout, loops, pipeline
+from lingvo_gpipe.engine.spmd import (
+  chain,
+  core,
+  layout,
+  loops,
+  pipeline,
+  rooms,
+)
 from lingvo_gpipe.engine.spmd.mesh import STAGE
 
 Tensors = Sequence[tf.Tensor]
@@ -79,6 +86,7 @@ class Gradients:
     self._stage_seeds = stage_seeds
     self._loss_name = loss_name
     self._pipeline = pipeline.Pipeline(shape, stage_layer, carried)
+    self._rooms = rooms.Rooms(shape, carried)
     self.metric_names = self._find_metric_names(targets)
 
   def __call__(
@@ -111,12 +119,12 @@ class Gradients:
       step,
       one,
     )
-    kept, results = self._pipeline.empty()
+    kept, results = self._rooms.empty()
     count = self._shape.num_micro_batches
 
     def bring_in(i, *kept):
       values = self._run_before(outside, one, step, inputs, i)
-      return self._pipeline.bring_in(kept, i, values)
+      return self._rooms.bring_in(kept, i, values)
 
     kept = loops.loop(count, bring_in, kept)
     kept, results = self._pipeline.forward(for_stages, kept, results)
@@ -129,7 +137,7 @@ class Gradients:
     def finish(i, *tensors):
       totals, rest = tensors[: 2 * len(names)], tensors[2 * len(names) :]
       results, sums = rest[: len(kept)], rest[len(kept) :]
-      values = self._pipeline.read_result(results, i)
+      values = self._rooms.read_result(results, i)
       metrics, dvalues, dtheta = self._run_after(
         outside, one, step, values, targets, i
       )
@@ -140,7 +148,7 @@ class Gradients:
         )
       ]
       gradients = iter(dvalues)
-      results = self._pipeline.write_result(
+      results = self._rooms.write_result(
         results,
         i,
         [next(gradients) if v.dtype.is_floating else v for v in values],
@@ -156,7 +164,7 @@ class Gradients:
     if self._before.places:
 
       def go_back(i, *sums):
-        cotangents = self._pipeline.read_input_gradient(kept, i)
+        cotangents = self._rooms.read_input_gradient(kept, i)
         dtheta = self._back_before(outside, one, step, inputs, cotangents, i)
         return self._add(sums, entries, self._before.places, dtheta)
 

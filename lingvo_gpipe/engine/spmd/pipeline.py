@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from lingvo_gpipe.engine.spmd import chain, loops
 from lingvo_gpipe.engine.spmd import core as core_lib
+from lingvo_gpipe.engine.spmd import rooms as rooms_lib
 from lingvo_gpipe.engine.spmd.mesh import REPLICA, STAGE
 
 Tensors = Sequence[tf.Tensor]
@@ -59,79 +60,9 @@ class Pipeline:
     self._shape = shape
     self._mesh = shape.mesh
     self._layer = layer
+    self._rooms = rooms_lib.Rooms(shape, specs)
     self._specs = list(specs)
     self._float_specs = [s for s in specs if s.dtype.is_floating]
-
-  # What is kept, all [stages, ...], so that each core has its own:
-  #   kept[value]     [stages, items, segments, examples, ...]
-  #   results[value]  [stages, micro-batches, examples, ...]; those of the last
-
-  def empty(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Returns room for what forward keeps, and for its results."""
-    shape = self._shape
-    kept = self._room(self._specs, shape.num_items, shape.num_segments)
-    return kept, self._room(self._specs, shape.num_micro_batches)
-
-  def bring_in(
-    self, kept: Tensors, i: tf.Tensor, values: Tensors
-  ) -> list[tf.Tensor]:
-    """Returns `kept` with the values of micro-batch i for the first stage."""
-    return self._write(0, kept, self._kept_splits(self._specs), i, values)
-
-  def write_result(
-    self, results: Tensors, i: tf.Tensor, values: Tensors
-  ) -> list[tf.Tensor]:
-    """Returns `results` with these values for micro-batch i."""
-    splits = [self._result_split(t) for t in results]
-    return self._write(self._mesh.num_stages - 1, results, splits, i, values)
-
-  def read_result(self, results: Tensors, i: tf.Tensor) -> list[tf.Tensor]:
-    """Returns what the last stage made of micro-batch i, on all cores."""
-    splits = [self._result_split(t) for t in results]
-    return self._read(self._mesh.num_stages - 1, results, splits, i)
-
-  def read_input_gradient(self, kept: Tensors, i: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the gradients of the first stage's inputs, on all cores."""
-    splits = self._kept_splits(self._float_specs)
-    return self._read(0, chain.floats(kept), splits, i)
-
-  def _write(self, stage, rooms, splits, i, values):
-    """Writes to the row of micro-batch i, on the cores of one stage."""
-
-    def write(core, i, *tensors):
-      rooms, values = loops.halves(tensors)
-      is_it = tf.equal(core[0, 0, 0], stage)
-      return [
-        loops.put_if(is_it, room[0], value, *_row(i, room, value))[None]
-        for room, value in zip(rooms, values, strict=True)
-      ]
-
-    by_replica = [(v, (REPLICA, *[None] * (v.shape.rank - 1))) for v in values]
-    return self._mesh.region(
-      write,
-      [self._cores(), (i, ()), *zip(rooms, splits, strict=True), *by_replica],
-      splits,
-    )
-
-  def _read(self, stage, rooms, splits, i):
-    """Reads the row of micro-batch i, from the cores of one stage."""
-
-    def read(core, i, *rooms):
-      is_it = tf.equal(core[0, 0, 0], stage)
-      found = [
-        loops.take(room[0], *_row(i, room, value))
-        for room, value in zip(rooms, like, strict=True)
-      ]
-      return [tf.where(is_it, t, tf.zeros_like(t))[None] for t in found]
-
-    like = self._specs if len(rooms) == len(self._specs) else self._float_specs
-    found = self._mesh.region(
-      read,
-      [self._cores(), (i, ()), *zip(rooms, splits, strict=True)],
-      [(STAGE, REPLICA, *[None] * (s.shape.rank - 1)) for s in like],
-    )
-    # All but one are zero.
-    return [tf.reduce_sum(t, 0) for t in found]
 
   def forward(
     self, weights: Weights, kept: Tensors, results: Tensors
@@ -155,12 +86,12 @@ class Pipeline:
         self._forward_tick, t, weights, arrived, kept, results
       )
       handed_on = [
-        self._mesh.split(_to_next(value), self._flow_split(value))
+        self._mesh.split(_to_next(value), self._rooms.flow_split(value))
         for value in made[:num_values]
       ]
       return [*handed_on, *made[num_values:]]
 
-    start = [*self._no_flow(self._specs), *kept, *results]
+    start = [*self._rooms.no_flow(self._specs), *kept, *results]
     done = loops.loop(self._shape.num_ticks, tick, start)
     return loops.halves(done[num_values:])
 
@@ -181,7 +112,7 @@ class Pipeline:
     num_values = len(self._float_specs)
     num_kept = len(kept)
     results = chain.floats(results)
-    sums = [self._no_sum(w) for w in weights.theta]
+    sums = [self._rooms.no_sum(w) for w in weights.theta]
 
     def tick(t, *tensors):
       arrived, rest = tensors[:num_values], tensors[num_values:]
@@ -191,12 +122,12 @@ class Pipeline:
         self._backward_tick, t, weights, arrived, kept, results, sums
       )
       handed_on = [
-        self._mesh.split(_to_previous(value), self._flow_split(value))
+        self._mesh.split(_to_previous(value), self._rooms.flow_split(value))
         for value in made[:num_values]
       ]
       return [*handed_on, *made[num_values:]]
 
-    start = [*self._no_flow(self._float_specs), *kept, *results, *sums]
+    start = [*self._rooms.no_flow(self._float_specs), *kept, *results, *sums]
     done = loops.loop(self._shape.num_ticks, tick, start)[num_values:]
     sums = done[num_kept + num_values :]
     gradients = [
@@ -209,9 +140,9 @@ class Pipeline:
     """Runs a tick in a region; returns all but the weights, changed."""
     groups = (arrived, kept, results, sums)
     splits = [
-      [self._flow_split(v) for v in arrived],
-      self._kept_splits(self._specs),
-      [self._result_split(v) for v in results],
+      [self._rooms.flow_split(v) for v in arrived],
+      self._rooms.kept_splits(self._specs),
+      [self._rooms.result_split(v) for v in results],
       [(STAGE, REPLICA, *[None] * (s.shape.rank - 2)) for s in sums],
     ]
     theta = [(w, _stage_split(w.shape.rank)) for w in weights.theta]
@@ -238,7 +169,7 @@ class Pipeline:
       return flat + [s[None, None] for s in made[3]]
 
     arguments = [
-      self._cores(),
+      self._rooms.cores(),
       (t, ()),
       (weights.step, ()),
       (weights.one, ()),
@@ -310,56 +241,6 @@ class Pipeline:
       for room in kept
     ]
     return made, kept, results, sums
-
-  def _cores(self):
-    """Returns an argument that tells a core its stage and its replica."""
-    grid = tf.stack(
-      tf.meshgrid(
-        tf.range(self._mesh.num_stages),
-        tf.range(self._mesh.num_replicas),
-        indexing='ij',
-      ),
-      -1,
-    )
-    # [stages, replicas, 2]; each core sees its own row, [1, 1, 2].
-    grid = self._mesh.split(grid, (STAGE, REPLICA, None))
-    return grid, (STAGE, REPLICA, None)
-
-  def _room(self, specs, *counts):
-    return [
-      self._mesh.split(
-        tf.zeros([self._mesh.num_stages, *counts, *s.shape], s.dtype),
-        (STAGE, *[None] * len(counts), REPLICA, *[None] * (s.shape.rank - 1)),
-      )
-      for s in specs
-    ]
-
-  def _no_flow(self, specs):
-    return self._room(specs)
-
-  def _no_sum(self, weight):
-    shape = [weight.shape[0], self._mesh.num_replicas, *weight.shape[1:]]
-    split = (STAGE, REPLICA, *[None] * (len(shape) - 2))
-    return self._mesh.split(tf.zeros(shape, weight.dtype), split)
-
-  def _kept_splits(self, specs):
-    return [
-      (STAGE, None, None, REPLICA, *[None] * (s.shape.rank - 1)) for s in specs
-    ]
-
-  def _result_split(self, room):
-    return (STAGE, None, REPLICA, *[None] * (room.shape.rank - 3))
-
-  def _flow_split(self, value):
-    return (STAGE, REPLICA, *[None] * (value.shape.rank - 2))
-
-  def _batch_split(self, value):
-    return (REPLICA, *[None] * (value.shape.rank - 1))
-
-
-def _row(i, room, value):
-  """Returns where micro-batch i is: items may have several segments."""
-  return [i] + [tf.constant(0)] * (room.shape.rank - value.shape.rank - 2)
 
 
 def _to_next(value):
