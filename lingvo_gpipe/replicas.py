@@ -251,6 +251,7 @@ class Homes:
     """
     self._devices = devices if spread else devices[:1]
     self._bytes = dict.fromkeys((d for of in devices for d in of), 0)
+    self._counted = set()
 
   def choose(self, position: int) -> str:
     """Returns the device for a layer.
@@ -262,10 +263,14 @@ class Homes:
     return min(candidates, key=self._bytes.__getitem__)
 
   def add(self, device: str, variables: Sequence[tf.Variable]) -> None:
-    """Notes the variables of a layer that has been built, tied ones too."""
-    self._bytes[device] += sum(
-      v.shape.num_elements() * v.dtype.size for v in variables
-    )
+    """Notes the variables of a layer that has been built.
+
+    Those tied to earlier ones are where these are, and counted already.
+    """
+    for v in variables:
+      if v.ref() not in self._counted:
+        self._counted.add(v.ref())
+        self._bytes[device] += v.shape.num_elements() * v.dtype.size
 
 
 @calls.out_of_line
