@@ -3,6 +3,11 @@
 import sys
 from collections.abc import Callable, Sequence
 
+# Exit status after a user's mistake: the same start would fail again.
+EXIT_USER_ERROR = 2
+# Exit status of a chief that has lost a worker: EX_TEMPFAIL, start anew.
+EXIT_LOST_WORKER = 75
+
 
 class UserError(ValueError):
   """A wrong Params field, flag or file, told with the fix.
@@ -24,4 +29,4 @@ def run_command(argv: Sequence[str], command: Callable[[], int | None]) -> int:
     return command() or 0
   except UserError as error:
     print(f'error: {error}', file=sys.stderr)
-    return 2
+    return EXIT_USER_ERROR

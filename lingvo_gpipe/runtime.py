@@ -22,6 +22,15 @@ def configure(num_cpu_devices: int = 1) -> None:
   Raises:
     UserError: TensorFlow has started already with fewer devices.
   """
+  prepare(num_cpu_devices)
+  from lingvo.core import py_utils
+
+  with quiet_tensorflow():
+    py_utils.GetOrCreateGlobalStepVar()
+
+
+def prepare(num_cpu_devices: int = 1) -> None:
+  """Does of `configure` what comes before TensorFlow starts."""
   with quiet_tensorflow():
     import tensorflow as tf
     from absl import flags
@@ -38,7 +47,6 @@ def configure(num_cpu_devices: int = 1) -> None:
   tf.config.optimizer.set_experimental_options({'disable_meta_optimizer': True})
   with quiet_tensorflow():
     _create_virtual_cpus(num_cpu_devices)
-    py_utils.GetOrCreateGlobalStepVar()
 
 
 def silence_logs() -> None:

@@ -1,5 +1,6 @@
 """Runs on worker processes: same numbers, and real faults on real processes."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -12,10 +13,13 @@ import time
 import pytest
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import addresses, health, local
+from lingvo_gpipe.cluster import addresses, chief, health, local, loopback
 from lingvo_gpipe.trainer import checkpoints
 
 _HERE = pathlib.Path(__file__).parent
+sys.path.append(str(_HERE.parent / 'tools'))
+import processes  # noqa: E402
+
 _STEPS = 30
 
 
@@ -45,9 +49,22 @@ def _start(logdir, *args):
   )
 
 
-def _losses(logdir):
-  with open(logdir / 'metrics.jsonl', encoding='utf-8') as file:
-    return [json.loads(line)['loss'] for line in file]
+@contextlib.contextmanager
+def _ended(*started):
+  """Ends processes that are still there when an assertion has failed.
+
+  A supervisor's own children end with it.
+  """
+  try:
+    yield
+  finally:
+    for process in started:
+      if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+_losses = processes.losses
 
 
 @pytest.fixture(scope='module')
@@ -55,41 +72,27 @@ def undisturbed(tmp_path_factory):
   """The losses of the same run in one process."""
   logdir = tmp_path_factory.mktemp('undisturbed')
   process = _start(logdir)
-  assert process.wait() == 0
+  with _ended(process):
+    assert process.wait(240) == 0
   return _losses(logdir)
 
 
-def _children(pid, marker):
-  """Returns the process ids of children with `marker` in their command."""
-  path = f'/proc/{pid}/task/{pid}/children'
-  found = []
-  for child in pathlib.Path(path).read_text(encoding='ascii').split():
-    command = pathlib.Path(f'/proc/{child}/cmdline').read_bytes().decode()
-    if marker in command:
-      found.append(int(child))
-  return found
-
-
 def _wait_for_steps(logdir, count):
-  path = logdir / 'metrics.jsonl'
   deadline = time.monotonic() + 120
-  while time.monotonic() < deadline:
-    if path.exists() and len(path.read_text(encoding='utf-8').split('\n')) > (
-      count
-    ):
-      return
+  while len(_losses(logdir)) < count:
+    assert time.monotonic() < deadline
     time.sleep(0.02)
-  raise AssertionError('no steps')
 
 
 def _disturb(logdir, victim, how):
   """Runs on two workers, sends a signal to one process, returns stderr."""
   process = _start(logdir, '--local_workers=2')
-  _wait_for_steps(logdir, 8)
-  workers = _children(process.pid, f'--task={victim}')
-  [chief] = _children(process.pid, '--chief_of')
-  os.kill(chief if victim == 'chief' else workers[0], how)
-  _, written = process.communicate(timeout=240)
+  with _ended(process):
+    _wait_for_steps(logdir, 8)
+    workers = processes.children(process.pid, f'--task={victim}')
+    [chief_pid] = processes.children(process.pid, '--chief_of')
+    os.kill(chief_pid if victim == 'chief' else workers[0], how)
+    _, written = process.communicate(timeout=240)
   assert process.returncode == 0, written
   return written
 
@@ -112,7 +115,7 @@ def test_a_frozen_worker_is_named_and_replaced(tmp_path, undisturbed):
 @pytest.mark.slow
 def test_a_killed_chief_is_replaced(tmp_path, undisturbed):
   written = _disturb(tmp_path, 'chief', signal.SIGKILL)
-  assert 'status -9' in written
+  assert 'SIGKILL' in written
   assert _losses(tmp_path) == undisturbed
 
 
@@ -129,30 +132,31 @@ def test_a_worker_that_stays_away_is_done_without(tmp_path, undisturbed):
     )
     for task in range(2)
   ]
-  try:
-    process = _start(
-      tmp_path,
-      f'--workers={",".join(found)}',
-      '--on_worker_loss=replan',
-      '--worker_wait=40',
-    )
+  process = _start(
+    tmp_path,
+    f'--workers={",".join(found)}',
+    '--on_worker_loss=replan',
+    '--worker_wait=40',
+  )
+  with _ended(process, *workers):
     _wait_for_steps(tmp_path, 8)
     workers[1].kill()
     _, written = process.communicate(timeout=400)
-  finally:
-    for worker in workers:
-      worker.kill()
   assert process.returncode == 0, written
   assert 'Going on with 1 workers and a new plan' in written
+  assert 'num_stages: 1 in place of 2' in written
   assert _losses(tmp_path) == undisturbed
 
 
 def test_sigterm_saves_and_ends_all_processes(tmp_path, undisturbed):
   process = _start(tmp_path, '--local_workers=2')
-  _wait_for_steps(tmp_path, 3)
-  workers = _children(process.pid, '--job=worker')
-  process.terminate()
-  _, written = process.communicate(timeout=60)
+  with _ended(process):
+    _wait_for_steps(tmp_path, 3)
+    workers = processes.children(process.pid, '--job=worker')
+    # Service managers send it to everybody.
+    for pid in (*workers, process.pid):
+      os.kill(pid, signal.SIGTERM)
+    _, written = process.communicate(timeout=60)
   assert process.returncode == 0, written
   found = _losses(tmp_path)
   assert checkpoints.step_of(checkpoints.latest(str(tmp_path))) == len(found)
@@ -181,7 +185,8 @@ def _mistake(tmp_path, *args):
   """Returns what a run says that cannot begin."""
   started = time.monotonic()
   process = _start(tmp_path / 'run', *args)
-  _, written = process.communicate(timeout=120)
+  with _ended(process):
+    _, written = process.communicate(timeout=120)
   assert process.returncode == 2, written
   assert time.monotonic() - started < 90
   assert 'Traceback' not in written
@@ -213,32 +218,46 @@ def _serve(task, of, job=None):
   )
 
 
-_PRINT_DEVICES = """
-import sys
+_CONNECT = """
+import socket, sys
+from tensorflow.python import pywrap_tfe
 from lingvo_gpipe import runtime
 from lingvo_gpipe.cluster import chief
-chief.connect(dict(enumerate(sys.argv[1:])), 60)
+real = pywrap_tfe.TFE_ContextSetServerDef
+def set_server_def(handle, seconds, definition):
+  print('forgotten after', seconds)
+  real(handle, seconds, definition)
+pywrap_tfe.TFE_ContextSetServerDef = set_server_def
+port = int(sys.argv[1])
+chief.connect(dict(enumerate(sys.argv[2:])), 60, port)
 runtime.configure()
 import helpers, small_models
 task = helpers.make_task(small_models.Micro, num_stages=2)
 for name, variable in task.CreateSlots().items():
   print(variable.device.split('/')[1:4:2], name)
+with socket.socket(type=socket.SOCK_DGRAM) as probe:
+  probe.connect(('192.0.2.1', 9))
+  own = probe.getsockname()[0]
+for host in (own, '127.0.0.1'):
+  with socket.socket() as probe:
+    probe.settimeout(2)
+    print('answers at', host, probe.connect_ex((host, port)) == 0)
 """
 
 
 def test_workers_hold_all_but_the_step():
-  found = addresses.free_local(2)
   workers = local.LocalWorkers(
-    lambda task: [
+    lambda task, found: [
       *(sys.executable, '-m', 'lingvo_gpipe.trainer', '--job=worker'),
       *(f'--task={task}', f'--workers={",".join(found)}'),
     ],
     2,
   )
-  workers.start()
+  found = workers.start()
+  port = addresses.free_local(1)[0].rpartition(':')[2]
   try:
     printed = subprocess.run(
-      [sys.executable, '-c', _PRINT_DEVICES, *found],
+      [sys.executable, '-c', _CONNECT, port, *found],
       env={**os.environ, 'PYTHONPATH': str(_HERE)},
       check=True,
       capture_output=True,
@@ -246,6 +265,7 @@ def test_workers_hold_all_but_the_step():
     ).stdout
   finally:
     workers.stop()
+    workers.remove_logs()
   lines = printed.splitlines()
   assert [l for l in lines if 'chief' in l] == [
     "['job:chief', 'task:0'] global_step:0"
@@ -253,20 +273,40 @@ def test_workers_hold_all_but_the_step():
   for task in range(2):
     job = f"['job:{addresses.job_name()}', 'task:{task}']"
     assert [l for l in lines if l.startswith(job) and 'Adam' in l]
+  assert f'forgotten after {chief.FORGOTTEN_AFTER}' in lines
+  # Other machines' packets would come from another address than loopback's.
+  answers = dict(l.split()[2:] for l in lines if l.startswith('answers at'))
+  assert answers.pop('127.0.0.1') == 'True'
+  assert set(answers.values()) <= {'False'}
+
+
+def test_a_port_without_a_listener_is_not_taken_for_a_closed_one():
+  [address] = addresses.free_local(1)
+  with pytest.raises(OSError, match='does not listen'):
+    loopback.restrict(int(address.rpartition(':')[2]))
+
+
+@pytest.mark.parametrize(
+  'seen, host',
+  [
+    (['127.0.0.1', '10.0.0.1'], '10.0.0.1'),
+    (['[::1]', '[fe80::1%eth0]'], '[fe80::1%eth0]'),
+    (['127.0.1.1', '127.0.0.1'], '127.0.1.1'),
+  ],
+)
+def test_workers_on_this_machine_do_not_hide_it_from_others(seen, host):
+  assert chief.own_host(seen) == host
 
 
 def test_workers_of_other_versions_or_numbers_are_named():
   first, second = addresses.free_local(2)
   old = _serve(0, [first], job='gpipe_0_0_1_tf_2_1_0')
   double = _serve(0, [second, first])
-  try:
+  with _ended(old, double):
     with pytest.raises(errors.UserError, match="is 'gpipe_0_0_1_tf_2_1_0'"):
       health.wait_for_all({0: first}, 60)
     with pytest.raises(errors.UserError, match='was started as task 0, but'):
       health.wait_for_all({1: second}, 60)
-  finally:
-    old.kill()
-    double.kill()
 
 
 def test_a_task_that_runs_twice_and_one_that_does_not_exist(tmp_path):
@@ -303,14 +343,32 @@ def test_tf_config_names_the_workers(monkeypatch):
 
 def test_slurm_names_the_workers(monkeypatch):
   for name, value in (
-    ('PROCID', '1'),
-    ('STEP_NUM_TASKS', '2'),
-    ('STEP_NODELIST', 'node[1-2]'),
-    ('STEP_TASKS_PER_NODE', '1(x2)'),
+    ('SLURM_PROCID', '2'),
+    ('SLURM_LOCALID', '0'),
+    ('SLURM_STEP_NUM_TASKS', '4'),
+    ('SLURM_STEP_NODELIST', 'node[2,10]'),
+    ('SLURM_STEP_TASKS_PER_NODE', '2(x2)'),
+    ('SLURMD_NODENAME', 'node10'),
   ):
-    monkeypatch.setenv(f'SLURM_{name}', value)
-  assert addresses.resolve('slurm') == ['node1:8888', 'node2:8888']
-  assert addresses.task_of('slurm') == 1
+    monkeypatch.setenv(name, value)
+  found = addresses.resolve('slurm')
+  assert sorted(found) == [
+    'node10:8888',
+    'node10:8889',
+    'node2:8888',
+    'node2:8889',
+  ]
+  assert found[addresses.task_of('slurm')] == 'node10:8888'
+
+
+def test_kubernetes_names_the_workers(monkeypatch):
+  monkeypatch.setenv('WORKER_SET', 'gpipe')
+  monkeypatch.setenv('WORKER_COUNT', '2')
+  monkeypatch.setenv('WORKER_PORT', '2222')
+  monkeypatch.setenv('HOSTNAME', 'gpipe-1')
+  found = addresses.resolve('kubernetes')
+  assert found == ['gpipe-0.gpipe:2222', 'gpipe-1.gpipe:2222']
+  assert addresses.task_of('kubernetes') == 1
 
 
 @pytest.mark.parametrize('resolver', addresses.RESOLVERS)
@@ -318,6 +376,11 @@ def test_resolvers_out_of_place_tell_what_they_need(resolver, monkeypatch):
   monkeypatch.delenv('TF_CONFIG', raising=False)
   with pytest.raises(errors.UserError, match=f'--cluster_resolver={resolver}'):
     addresses.resolve(resolver)
+  if resolver != 'tf_config':
+    with pytest.raises(
+      errors.UserError, match=f'--cluster_resolver={resolver}'
+    ):
+      addresses.task_of(resolver)
 
 
 def test_every_worker_has_a_core():

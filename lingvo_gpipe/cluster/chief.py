@@ -1,17 +1,14 @@
 """The chief's side: joins the workers and learns their devices."""
 
-import os
-import signal
+import ipaddress
 import socket
-import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import tensorflow as tf
 from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.eager import context
 
-from lingvo_gpipe import devices
+from lingvo_gpipe import devices, errors, runtime
 from lingvo_gpipe.cluster import addresses as addresses_lib
 from lingvo_gpipe.cluster import health, loopback
 
@@ -22,7 +19,9 @@ FORGOTTEN_AFTER = 30
 _INTER_OP_THREADS = 4
 
 
-def connect(workers: Mapping[int, str], timeout: float) -> list[str]:
+def connect(
+  workers: Mapping[int, str], timeout: float, port: int | None = None
+) -> list[str]:
   """Makes the workers' devices this process's own; returns their names.
 
   To be called before TensorFlow has started.
@@ -30,16 +29,28 @@ def connect(workers: Mapping[int, str], timeout: float) -> list[str]:
   Args:
     workers: their addresses by task.
     timeout: seconds to wait for them.
+    port: where this process listens to them; None for any that is free.
 
   Raises:
-    UserError: one does not answer, or is not what it should be.
+    UserError: one does not answer, or is not what it should be; or `port` is
+      taken.
   """
   statuses = health.wait_for_all(workers, timeout)
-  host = _host_seen_by(next(iter(workers.values())))
-  port = int(addresses_lib.free_local(1)[0].rpartition(':')[2])
+  host = own_host([_host_seen_by(worker) for worker in workers.values()])
+  if port is None:
+    port = int(addresses_lib.free_local(1)[0].rpartition(':')[2])
+  elif addresses_lib.is_taken(port):
+    raise errors.UserError(
+      f'--chief_port={port}: somebody listens there already; choose another, '
+      'or leave it out for any that is free.'
+    )
   spec = tf.train.ClusterSpec(
     {addresses_lib.job_name(): dict(workers), devices.CHIEF: [f'{host}:{port}']}
   )
+  runtime.prepare()
+  # Before that, a definition is only kept for later, with TensorFlow's own ten
+  # minutes in place of FORGOTTEN_AFTER, and nobody listens yet.
+  context.context().ensure_initialized()
   config = context.context().config
   config.inter_op_parallelism_threads = _INTER_OP_THREADS
   # tf.config.experimental_connect_to_cluster does the same, but has workers on
@@ -54,24 +65,25 @@ def connect(workers: Mapping[int, str], timeout: float) -> list[str]:
     ),
     keep_alive_secs=FORGOTTEN_AFTER,
   )
-  if host.startswith('127.'):
+  if _is_loopback(host):
     loopback.restrict(port)
   return [device for status in statuses for device in status.devices]
 
 
-def stop_with_parent() -> None:
-  """Stops this process as by SIGTERM once its supervisor is gone.
+def own_host(seen: Collection[str]) -> str:
+  """Returns where all workers find this machine.
 
-  Another supervisor would start another chief in the same logdir.
+  Args:
+    seen: where each of them does. One on this machine may do so by an address
+      that means another machine to the others.
   """
-  parent = os.getppid()
+  first, *_ = seen
+  return next((host for host in seen if not _is_loopback(host)), first)
 
-  def watch():
-    while os.getppid() == parent:
-      time.sleep(1.0)
-    os.kill(os.getpid(), signal.SIGTERM)
 
-  threading.Thread(target=watch, daemon=True).start()
+def _is_loopback(host):
+  address, _, _ = host.strip('[]').partition('%')
+  return ipaddress.ip_address(address).is_loopback
 
 
 def _host_seen_by(worker: str) -> str:

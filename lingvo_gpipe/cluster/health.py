@@ -1,7 +1,8 @@
 """Signs of life: asks a worker's own TensorFlow server how it is.
 
-A process that hangs or is stopped still accepts connections, so only an answer
-counts.
+A process that is stopped still accepts connections, so only an answer counts.
+That notices a process that has ended or is stopped, and a machine that is cut
+off; not an op that never ends in a server that still answers.
 """
 
 import dataclasses
@@ -60,11 +61,23 @@ def ask(address: str, timeout: float) -> Status | None:
 
 
 class NoAnswer(errors.UserError):
-  """A worker does not answer; `task` is its number."""
+  """A worker does not answer.
 
-  def __init__(self, text: str, task: int):
-    super().__init__(text)
+  Attributes:
+    task: its number.
+    what: what there is to say, without advice on workers started by hand.
+  """
+
+  def __init__(self, task: int, address: str, seconds: float):
     self.task = task
+    self.what = (
+      f'worker {task} at {address} does not answer after {seconds:.0f} seconds'
+    )
+    super().__init__(
+      f'{self.what}: start it with --job=worker --task={task} and the same '
+      '--workers, on another machine with --public_worker too, see its log, or '
+      'give a longer --worker_wait.'
+    )
 
 
 def wait_for_all(
@@ -90,12 +103,7 @@ def wait_for_all(
     while status is None and not should_stop():
       left = deadline - time.monotonic()
       if left <= 0:
-        raise NoAnswer(
-          f'worker {task} at {address} does not answer after {timeout:.0f} '
-          f'seconds: start it with --job=worker --task={task} and the same '
-          '--workers, or see its log.',
-          task,
-        )
+        raise NoAnswer(task, address, timeout)
       status = ask(address, min(left, _PAUSE))
     if status is None:
       break
@@ -104,13 +112,35 @@ def wait_for_all(
   return found
 
 
+def changes(
+  addresses: Mapping[int, str], before: Mapping[int, Status]
+) -> list[str]:
+  """Returns what is to be said of workers that are not as they were.
+
+  Args:
+    addresses: by task.
+    before: what they answered then.
+  """
+  found = []
+  for task, address in addresses.items():
+    status = ask(address, _PAUSE)
+    if status is None:
+      found.append(f'worker {task} at {address} does not answer')
+    elif status.incarnation != before[task].incarnation:
+      found.append(f'worker {task} at {address} was started anew')
+  return found
+
+
 class Listener:
-  """Asks all workers again and again, each on a thread of its own."""
+  """Asks all workers again and again, each on a thread of its own.
+
+  It counts rounds, not seconds: while this process is stopped it asks nobody.
+  """
 
   def __init__(self, addresses: Mapping[int, str], pause: float):
     self._addresses = addresses
     self._pause = pause
-    self._heard = {}
+    self._unanswered = dict.fromkeys(addresses, 0)
     self._stop = threading.Event()
 
   def __enter__(self) -> 'Listener':
@@ -123,14 +153,16 @@ class Listener:
   def __exit__(self, *unused):
     self._stop.set()
 
-  def heard(self) -> dict[int, float]:
-    """Returns when each worker last answered, by time.monotonic."""
-    return dict(self._heard)
+  def unanswered(self) -> dict[int, int]:
+    """Returns how many times in a row each worker has not answered."""
+    return dict(self._unanswered)
 
   def _listen(self, task, address):
     while not self._stop.wait(self._pause):
       if ask(address, timeout=self._pause) is not None:
-        self._heard[task] = time.monotonic()
+        self._unanswered[task] = 0
+      else:
+        self._unanswered[task] += 1
 
 
 def _check(task, address, status):

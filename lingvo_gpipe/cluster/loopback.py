@@ -43,24 +43,22 @@ def restrict(port: int) -> None:
   """Lets this process's listeners at `port` hear this machine alone.
 
   Raises:
-    OSError: the system has no such filters.
+    OSError: the system has no such filters, or nobody listens there.
   """
   program = b''.join(struct.pack('HBBI', *line) for line in _FROM_LOOPBACK)
   # The kernel copies the program before setsockopt returns.
   buffer = _address_of(program)
+  found = False
   for listener in _listeners(port):
+    found = True
     with listener:
       listener.setsockopt(
         socket.SOL_SOCKET,
         _SO_ATTACH_FILTER,
         struct.pack('HL', len(_FROM_LOOPBACK), buffer),
       )
-
-
-def is_taken(port: int) -> bool:
-  """Returns whether somebody on this machine listens at `port`."""
-  with socket.socket() as probe:
-    return probe.connect_ex(('127.0.0.1', port)) == 0
+  if not found:
+    raise OSError(f'this process does not listen at port {port}')
 
 
 def _listeners(port):

@@ -4,6 +4,7 @@ Variables are saved under their own names, which come from layers and not from
 stages, so a run can go on with any number of stages.
 """
 
+import contextlib
 import glob
 import os
 from collections.abc import Callable
@@ -15,9 +16,13 @@ from lingvo_gpipe import errors
 _SUFFIX = '/.ATTRIBUTES/VARIABLE_VALUE'
 _VARIABLES = 'variables/'
 # What TensorFlow raises for files that are cut short, altered or gone.
-_UNREADABLE = (tf.errors.OpError, IndexError, RuntimeError)
-# A worker is lost; that says nothing of the file.
-_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError)
+_UNREADABLE = (
+  tf.errors.DataLossError,
+  tf.errors.NotFoundError,
+  tf.errors.OutOfRangeError,
+  IndexError,
+  RuntimeError,
+)
 
 
 class Damaged(Exception):
@@ -66,29 +71,40 @@ class Checkpoints:
     try:
       self._check(path)
       restored = self._checkpoint.restore(path, self._options)
-    except _LOST:
+    except (*_UNREADABLE, tf.errors.OpError) as error:
+      # Of itself, no subclass, where it is told of damage by a message alone.
+      if isinstance(error, _UNREADABLE) or type(error) is tf.errors.OpError:
+        raise Damaged(f'{path} is damaged ({_first_line(error)})') from error
       raise
-    except _UNREADABLE as error:
-      raise Damaged(f'{path} is damaged ({_first_line(error)})') from error
     # A checkpoint has a position of the data; an evaler does not ask for it.
     restored.assert_existing_objects_matched()
 
-  def restore_newest(self, logdir: str, say: Callable[[str], None]) -> str:
+  def restore_newest(
+    self, logdir: str, say: Callable[[str], None]
+  ) -> str | None:
     """Restores the newest checkpoint that can be read; returns its path.
 
     Args:
       logdir: folder with checkpoints.
       say: told of damaged ones.
 
+    Returns:
+      The path; None if the run was killed while it saved its first checkpoint,
+      so that there is nothing to go on from and nothing is lost.
+
     Raises:
       UserError: none can be read, or it is of another model.
     """
-    for path in reversed(paths(logdir)):
+    found = paths(logdir)
+    for path in reversed(found):
       try:
         self.restore(path)
         return path
       except Damaged as error:
         say(f'warning: {error}; taking the one before it')
+    got_further = os.path.exists(os.path.join(logdir, 'metrics.jsonl'))
+    if not got_further and [step_of(path) for path in found] == [0]:
+      return None
     raise errors.UserError(
       f'--logdir={logdir}: no checkpoint can be read. Bring one back from a '
       'copy, or choose another folder to start anew.'
@@ -115,6 +131,15 @@ class Checkpoints:
         f'{wanted.get(key, "none")}). Choose another --logdir, or the --model '
         'and overrides with which it was saved.'
       )
+
+
+def remove_leftovers(logdir: str) -> None:
+  """Removes what runs left that were killed while they saved a checkpoint."""
+  for folder in glob.glob(os.path.join(glob.escape(logdir), 'ckpt-*_temp')):
+    for part in glob.glob(os.path.join(glob.escape(folder), 'part-*')):
+      os.remove(part)
+    with contextlib.suppress(OSError):  # It holds something that is not ours.
+      os.rmdir(folder)
 
 
 def latest(logdir: str) -> str | None:

@@ -28,8 +28,8 @@ flags.DEFINE_enum(
   'cluster_resolver',
   None,
   addresses.RESOLVERS,
-  "Let one of TensorFlow's cluster resolvers find the workers, in place of "
-  '--workers.',
+  'Find the workers in the environment that TF_CONFIG, a step of Slurm or '
+  'tools/cluster/kubernetes.yaml sets, in place of --workers.',
 )
 flags.DEFINE_integer(
   'task', None, 'For --job=worker: the number of this worker.', lower_bound=0
@@ -47,6 +47,14 @@ flags.DEFINE_float(
   'loss.',
   lower_bound=1.0,
 )
+flags.DEFINE_integer(
+  'chief_port',
+  None,
+  'Port at which the trainer listens to workers on other machines; default: '
+  'any that is free.',
+  lower_bound=1,
+  upper_bound=2**16 - 1,
+)
 flags.DEFINE_enum(
   'on_worker_loss',
   'wait',
@@ -59,6 +67,11 @@ flags.DEFINE_list(
   None,
   'Internal: this process is the trainer itself; its workers as task=address.',
 )
+flags.DEFINE_integer(
+  'supervisor',
+  None,
+  'Internal: process id of the supervisor that started this process.',
+)
 
 
 def serve() -> None:
@@ -69,7 +82,7 @@ def serve() -> None:
     task = addresses.task_of(FLAGS.cluster_resolver)
   if task is None:
     raise errors.UserError('--job=worker needs its number: --task=0, 1, ...')
-  worker.serve(found, task, FLAGS.public_worker)
+  worker.serve(found, task, FLAGS.public_worker, FLAGS.supervisor)
 
 
 def wants_cluster() -> bool:
@@ -100,16 +113,17 @@ def supervise() -> int:
   """Runs the trainer on its workers; returns its exit status."""
   if not FLAGS.logdir:
     raise errors.UserError('--logdir is missing: where shall the run be kept?')
-  own = None
+  own, found = None, []
   if FLAGS.local_workers:
-    found = addresses.free_local(FLAGS.local_workers)
     own = local.LocalWorkers(
-      lambda task: _command(
+      lambda task, found: _command(
         '--job=worker', f'--task={task}', f'--workers={",".join(found)}'
       ),
       FLAGS.local_workers,
     )
-    reports.say(f'{len(found)} workers start; their logs: {own.log_folder}')
+    reports.say(
+      f'{FLAGS.local_workers} workers start; their logs: {own.log_folder}'
+    )
   else:
     found = _addresses()
 
@@ -117,7 +131,7 @@ def supervise() -> int:
     pairs = ','.join(f'{task}={address}' for task, address in workers.items())
     return _command(*sys.argv[1:], f'--chief_of={pairs}')
 
-  return supervisor.Supervisor(
+  status = supervisor.Supervisor(
     chief_command,
     found,
     own,
@@ -126,10 +140,17 @@ def supervise() -> int:
     lambda: _progress(FLAGS.logdir),
     reports.say,
   ).run()
+  if own and status == 0:
+    own.remove_logs()
+  return status
 
 
 def _command(*arguments):
-  return [sys.executable, '-m', 'lingvo_gpipe.trainer', *arguments]
+  return [
+    *(sys.executable, '-m', 'lingvo_gpipe.trainer'),
+    *arguments,
+    f'--supervisor={os.getpid()}',
+  ]
 
 
 def _addresses():
@@ -144,7 +165,6 @@ def _addresses():
 
 
 def _progress(logdir):
-  """Returns what changes with every step and checkpoint of a run."""
-  path = os.path.join(logdir, 'metrics.jsonl')
-  size = os.path.getsize(path) if os.path.exists(path) else 0
-  return checkpoints.latest(logdir), size
+  """Returns the highest step of a run, by its metrics and checkpoints."""
+  steps = [checkpoints.step_of(path) for path in checkpoints.paths(logdir)]
+  return max([*steps, reports.last_step(logdir, 'metrics')])

@@ -1,12 +1,16 @@
 """The evaler: the loss on held-out data."""
 
 import time
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 from lingvo.core import cluster_factory
 
-from lingvo_gpipe import pipeline_task
+from lingvo_gpipe import errors, pipeline_task
 from lingvo_gpipe.trainer import checkpoints, reports
+
+# How often to try a checkpoint that cannot be read.
+_MOST_TRIES = 5
 
 
 class Evaler:
@@ -35,6 +39,7 @@ class Evaler:
     if limit:
       dataset = dataset.take(-(-limit // input_params.batch_size))
     self._dataset = dataset
+    self._loss_name = task.params.pipeline.loss_name
     self._report = reports.MetricsFile(logdir, 'eval', restored_step)
     self._fprop = tf.function(self._FProp, autograph=False)
 
@@ -54,32 +59,60 @@ class Evaler:
         weights[name] = weights.get(name, 0.0) + weight
     row = {'step': step}
     row |= {name: sums[name] / weights[name] for name in sums}
-    row['weight'] = weights['loss']
+    row['weight'] = weights[self._loss_name]
     row['eval_seconds'] = time.monotonic() - started
     self._report.write(row)
     return row
+
+  def describe(self, row: dict) -> str:
+    """Returns the line that tells of an evaluation."""
+    name = self._loss_name
+    extra = ''.join(
+      f', {other} {value:.4f}'
+      for other, value in row.items()
+      if other not in ('step', name, 'weight', 'eval_seconds')
+    )
+    return f'step {row["step"]}: held-out {name} {row[name]:.4f} nats{extra}'
 
   def close(self) -> None:
     self._report.close()
 
 
-def describe(row: dict) -> str:
-  """Returns the line that tells of an evaluation."""
-  extra = ''.join(
-    f', {name} {value:.4f}'
-    for name, value in row.items()
-    if name not in ('step', 'loss', 'weight', 'eval_seconds')
-  )
-  return f'step {row["step"]}: held-out loss {row["loss"]:.4f} nats{extra}'
+def follow(
+  restorer: checkpoints.Checkpoints,
+  logdir: str,
+  last_step: int,
+  stop_requested: Callable[[], bool],
+  poll_seconds: float = 2.0,
+) -> Iterator[int]:
+  """Restores each checkpoint that appears, up to the last; yields its step.
 
-
-def wait_for_checkpoint(
-  logdir: str, evaluated: str | None, stop_requested, poll_seconds: float = 2.0
-) -> str | None:
-  """Waits for a checkpoint newer than `evaluated`; None if asked to stop."""
+  Raises:
+    UserError: the last cannot be read, so that there is nothing to wait for.
+  """
+  done, tries = None, 0
   while not stop_requested():
     path = checkpoints.latest(logdir)
-    if path and path != evaluated:
-      return path
-    time.sleep(poll_seconds)
-  return None
+    if path is None or path == done:
+      time.sleep(poll_seconds)
+      continue
+    step = checkpoints.step_of(path)
+    try:
+      restorer.restore(path)
+    except checkpoints.Damaged as error:
+      # It may be in the making, or have been deleted by the trainer.
+      tries += 1
+      if tries < _MOST_TRIES:
+        time.sleep(poll_seconds)
+        continue
+      if step >= last_step:
+        raise errors.UserError(
+          f'{error}, and it is that of the last step: train on with a higher '
+          '--max_steps, or bring it back from a copy.'
+        ) from error
+      reports.say(f'{error}; waiting for the next')
+    else:
+      yield step
+      if step >= last_step:
+        return
+    done, tries = path, 0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, pipeline_task
+from lingvo_gpipe import pipeline_task
 from lingvo_gpipe.trainer import (
   checkpoints,
   evaluate,
@@ -15,13 +15,11 @@ from lingvo_gpipe.trainer import (
   usage,
 )
 
-# Files of a run that a foreign logdir could hold by accident.
-_RUN_FILES = ('params.txt', 'plan.txt', 'metrics.jsonl', 'eval.jsonl')
-
 
 def train(
   task: pipeline_task.PipelineTask,
   logdir: str,
+  resumes: bool,
   texts: dict[str, str],
   dev_input,
   stop_requested: Callable[[], bool],
@@ -34,7 +32,8 @@ def train(
 
   Args:
     task: built, its weights freshly drawn.
-    logdir: folder of the run; made if missing.
+    logdir: folder of the run, which is this process's alone.
+    resumes: whether it has a checkpoint.
     texts: files to write into it, by name.
     dev_input: Params of the held-out input, or None to evaluate nothing.
     stop_requested: asked between steps.
@@ -44,27 +43,35 @@ def train(
     trace_steps: steps whose timeline to record.
 
   Raises:
-    UserError: `logdir` cannot be written, or belongs to something else.
+    UserError: no checkpoint can be read, or it is of another model.
   """
-  resumes = open_logdir(logdir)
+  checkpoints.remove_leftovers(logdir)
   data = iter(task.input.datasource.GetDataset())
   variables = task.CreateSlots()
   saver = checkpoints.Checkpoints(logdir, variables, keep_checkpoints, data)
+  path = saver.restore_newest(logdir, reports.say) if resumes else None
   step = 0
-  if resumes:
-    path = saver.restore_newest(logdir, reports.say)
+  if path is None:
+    saver.save(0)
+  else:
     step = checkpoints.step_of(path)
     reports.say(f'resuming from {path}')
-  else:
-    saver.save(0)
   for name, text in texts.items():
     with open(os.path.join(logdir, name), 'w', encoding='utf-8') as file:
       file.write(text)
   last_step = task.params.train.max_steps
-  progress = reports.Progress(step, last_step)
+
+  def is_due(step):
+    return step % checkpoint_every == 0 or step == last_step
+
+  loss_name = task.params.pipeline.loss_name
+  progress = reports.Progress(step, last_step, loss_name)
   evaler = None
   if dev_input is not None:
     evaler = evaluate.Evaler(task, dev_input, logdir, step)
+    # The run may have ended between a checkpoint and its evaluation.
+    if step and is_due(step) and reports.last_step(logdir, 'eval') < step:
+      reports.say(evaler.describe(evaler.evaluate(step)))
   report = reports.MetricsFile(logdir, 'metrics', step)
   train_step = tf.function(task.TrainStep, autograph=False)
   tracer = tracing.Tracer(task, logdir, trace_steps)
@@ -90,37 +97,14 @@ def train(
       reports.say(usage.describe(row))
     if tracer.is_traced(step):
       reports.say(tracing.describe(row))
-    if step % checkpoint_every == 0 or step == last_step:
+    if is_due(step):
       saver.save(step)
       saved = step
       if evaler is not None and not stop_requested():
-        reports.say(evaluate.describe(evaler.evaluate(step)))
+        reports.say(evaler.describe(evaler.evaluate(step)))
   if saved != step:
     saver.save(step)
   progress.close()
   report.close()
   if evaler is not None:
     evaler.close()
-
-
-def open_logdir(logdir: str) -> bool:
-  """Makes `logdir` if missing; returns whether it has a run to go on with.
-
-  Raises:
-    UserError: it cannot be written, or holds files that no run of ours made:
-      a run saves a checkpoint before it writes anything else.
-  """
-  try:
-    os.makedirs(logdir, exist_ok=True)
-  except OSError as error:
-    raise errors.UserError(f'--logdir={logdir}: {error.strerror}.') from error
-  if not os.access(logdir, os.W_OK | os.X_OK):
-    raise errors.UserError(f'--logdir={logdir} is not writable.')
-  has_checkpoint = bool(checkpoints.paths(logdir))
-  found = [f for f in _RUN_FILES if os.path.exists(os.path.join(logdir, f))]
-  if found and not has_checkpoint:
-    raise errors.UserError(
-      f'--logdir={logdir} holds {", ".join(found)} but no checkpoint, so it is '
-      'not a run that can go on: choose another folder.'
-    )
-  return has_checkpoint

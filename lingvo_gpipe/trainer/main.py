@@ -13,17 +13,18 @@ from lingvo_gpipe import (
   runtime,
 )
 from lingvo_gpipe import plan as plan_lib
-from lingvo_gpipe.cluster import chief
-from lingvo_gpipe.plan import search
+from lingvo_gpipe.cluster import chief, health, parent
 from lingvo_gpipe.plan import text as plan_text
 from lingvo_gpipe.trainer import (
   checkpoints,
   cluster_options,
   evaluate,
+  logdirs,
   loop,
   models,
   options,
   planning,
+  replanning,
   reports,
   stopping,
   usage,
@@ -31,8 +32,13 @@ from lingvo_gpipe.trainer import (
 
 FLAGS = flags.FLAGS
 
-# Exit status of a chief whose step failed on a worker: EX_TEMPFAIL.
-_LOST_WORKER = 75
+# What TensorFlow raises for a worker that is gone or was started anew.
+_LOST = (
+  tf.errors.UnavailableError,
+  tf.errors.AbortedError,
+  tf.errors.CancelledError,
+  tf.errors.DeadlineExceededError,
+)
 
 
 def run() -> None:
@@ -48,13 +54,16 @@ def _main(argv: list[str]) -> int:
 def _run_until_worker_is_lost() -> int | None:
   try:
     return _run_jobs()
-  except tf.errors.OpError as error:
+  except (*_LOST, health.NoAnswer) as error:
     if cluster_options.workers() is None:
       raise
-    first_line, *_ = error.message.splitlines() or ['']
     # The supervisor starts another chief, which resumes.
-    reports.say(f'the step failed: {first_line}')
-    return _LOST_WORKER
+    if isinstance(error, health.NoAnswer):
+      reports.say(error.what)
+    else:
+      first_line, *_ = error.message.splitlines() or ['']
+      reports.say(f'the step failed: {first_line}')
+    return errors.EXIT_LOST_WORKER
 
 
 def _run_jobs() -> int | None:
@@ -107,17 +116,19 @@ def _run_jobs() -> int | None:
   stop = stopping.StopRequest()
   if 'trainer' in FLAGS.job:
     texts = {'params.txt': task_params.ToText(), 'plan.txt': plan}
-    loop.train(
-      task,
-      FLAGS.logdir,
-      texts,
-      dev_input,
-      stop,
-      taken,
-      FLAGS.checkpoint_every,
-      FLAGS.keep_checkpoints,
-      trace_steps,
-    )
+    with logdirs.opened(FLAGS.logdir) as resumes:
+      loop.train(
+        task,
+        FLAGS.logdir,
+        resumes,
+        texts,
+        dev_input,
+        stop,
+        taken,
+        FLAGS.checkpoint_every,
+        FLAGS.keep_checkpoints,
+        trace_steps,
+      )
   else:
     _evaluate_checkpoints(task, dev_input, stop)
   return None
@@ -134,18 +145,15 @@ def _start_tensorflow(pipeline) -> int:
     count = planning.num_devices(pipeline, FLAGS.num_devices)
     runtime.configure(count * pipeline.num_replicas)
     return count
-  chief.stop_with_parent()
-  names = chief.connect(workers, FLAGS.worker_wait)
+  if FLAGS.supervisor is not None:
+    parent.stop_with(FLAGS.supervisor)
+  if FLAGS.on_worker_loss == 'replan':
+    replanning.check(pipeline)
+  names = chief.connect(workers, FLAGS.worker_wait, FLAGS.chief_port)
   runtime.configure()
   if FLAGS.on_worker_loss == 'replan':
-    pipeline.num_replicas = min(pipeline.num_replicas, len(names))
-    if pipeline.num_replicas == 1:
-      pipeline.shard_optimizer = False
-  each = max(1, len(names) // pipeline.num_replicas)
-  if FLAGS.on_worker_loss == 'replan' and pipeline.num_stages != search.AUTO:
-    if pipelining_params.num_devices(pipeline) > each:
-      pipeline.num_stages = each
-  return each
+    replanning.fit(pipeline, len(names), reports.say)
+  return max(1, len(names) // pipeline.num_replicas)
 
 
 def _evaluate_checkpoints(task, dev_input, stop) -> None:
@@ -154,19 +162,9 @@ def _evaluate_checkpoints(task, dev_input, stop) -> None:
   # It goes back on nothing, so all earlier reports stay.
   evaler = evaluate.Evaler(task, dev_input, FLAGS.logdir, math.inf)
   with contextlib.closing(evaler):
-    path = None
-    step = -1
-    while step < task.params.train.max_steps:
-      path = evaluate.wait_for_checkpoint(FLAGS.logdir, path, stop)
-      if path is None:
-        return
-      try:
-        restorer.restore(path)
-      except checkpoints.Damaged as error:  # Or deleted by the trainer.
-        reports.say(f'{error}; waiting for the next')
-        continue
-      step = checkpoints.step_of(path)
-      reports.say(evaluate.describe(evaler.evaluate(step)))
+    last_step = task.params.train.max_steps
+    for step in evaluate.follow(restorer, FLAGS.logdir, last_step, stop):
+      reports.say(evaler.describe(evaler.evaluate(step)))
 
 
 def _describe_variables(task: pipeline_task.PipelineTask) -> str:

@@ -1,6 +1,7 @@
 """What a run tells: lines or a progress bar, metrics.jsonl, TensorBoard."""
 
 import json
+import math
 import os
 import sys
 import time
@@ -27,8 +28,8 @@ class MetricsFile:
     self._writer = tf.summary.create_file_writer(os.path.join(logdir, name))
 
   def write(self, row: dict) -> None:
-    """Appends `row`, which has a `step`; a NaN becomes a null."""
-    finite = {k: v if v == v else None for k, v in row.items()}
+    """Appends `row`, which has a `step`; what is not finite becomes a null."""
+    finite = {k: v if math.isfinite(v) else None for k, v in row.items()}
     self._file.write(json.dumps(finite) + '\n')
     self._file.flush()
     with self._writer.as_default(step=row['step']):
@@ -44,9 +45,10 @@ class MetricsFile:
 class Progress:
   """Shows steps as they pass: a bar on a terminal, else a line now and then."""
 
-  def __init__(self, first_step: int, last_step: int):
+  def __init__(self, first_step: int, last_step: int, loss_name: str):
     self._last_step = last_step
     self._first_step = first_step
+    self._loss_name = loss_name
     self._started = time.monotonic()
     self._line_due = 0.0
     self._bar = None
@@ -57,7 +59,10 @@ class Progress:
 
   def step(self, row: dict) -> None:
     """Shows the metrics of a step."""
-    shown = f'loss {row["loss"]:.4f}, {row["tokens_per_second"]:,.0f} tokens/s'
+    shown = (
+      f'{self._loss_name} {row[self._loss_name]:.4f}, '
+      f'{row["tokens_per_second"]:,.0f} tokens/s'
+    )
     if self._bar is not None:
       self._bar.set_postfix_str(shown)
       self._bar.update(row['step'] - self._bar.n)
@@ -79,6 +84,16 @@ def say(text: str) -> None:
   tqdm.tqdm.write(text, file=sys.stderr)
 
 
+def last_step(logdir: str, name: str) -> int:
+  """Returns the last step of which `<name>.jsonl` has a row, or else 0."""
+  path = os.path.join(logdir, f'{name}.jsonl')
+  if not os.path.exists(path):
+    return 0
+  with open(path, encoding='utf-8') as file:
+    steps = [step for row in file if (step := _step_of_row(row)) < math.inf]
+  return max(steps, default=0)
+
+
 def _drop_rows_after(path: str, step: float) -> None:
   if not os.path.exists(path):
     return
@@ -95,7 +110,7 @@ def _step_of_row(row: str) -> float:
   try:
     return json.loads(row)['step']
   except ValueError:  # A line cut short when the process was killed.
-    return float('inf')
+    return math.inf
 
 
 def _duration(seconds: float) -> str:
