@@ -1,7 +1,7 @@
 """Models small enough for a test; also importable by the trainer binary."""
 
 from lingvo import model_registry
-from lingvo.core import base_model_params
+from lingvo.core import base_model_params, py_utils
 from lingvo_gpipe.params.lm import byte_lm
 
 from lingvo_gpipe import layers
@@ -34,24 +34,33 @@ class NoInput(base_model_params.SingleTaskModelParams):
     return Micro().Task()
 
 
-class _NamedLoss(layers.SoftmaxCrossEntropy):
-  """Calls its loss `nll`."""
+class NllSoftmax(layers.SoftmaxCrossEntropy):
+  """Calls its loss by another name."""
 
   def FProp(self, theta, inputs, labels, weights):
-    metrics = super().FProp(theta, inputs, labels, weights)
-    metrics.nll = metrics.pop('loss')
-    return metrics
+    return _with_nll(super().FProp(theta, inputs, labels, weights))
 
   @classmethod
   def FPropMeta(cls, p, inputs, labels, weights):
-    raise NotImplementedError
+    meta = super().FPropMeta(p, inputs, labels, weights)
+    [metrics] = meta.out_shapes
+    return py_utils.NestedMap(
+      flops=meta.flops, out_shapes=(_with_nll(metrics),)
+    )
+
+
+def _with_nll(metrics):
+  return py_utils.NestedMap(
+    {'nll' if name == 'loss' else name: m for name, m in metrics.items()}
+  )
 
 
 @model_registry.RegisterSingleTaskModel
-class Named(Micro):
-  """Minimises a metric that is not called `loss`."""
+class Renamed(Micro):
+  """Minimises a metric that is not called loss."""
 
   def Task(self):
     p = super().Task()
-    loss = _NamedLoss.Params().Set(name='softmax', input_dim=self.MODEL_DIM)
-    return p.Set(pipeline=p.pipeline.Set(loss_tpl=loss, loss_name='nll'))
+    p.pipeline.loss_tpl.cls = NllSoftmax
+    p.pipeline.loss_name = 'nll'
+    return p

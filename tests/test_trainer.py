@@ -14,7 +14,15 @@ from absl import flags
 from absl.testing import flagsaver
 from lingvo.core import py_utils
 
-from lingvo_gpipe.trainer import checkpoints, logdirs, main
+from lingvo_gpipe import errors, pipelining_layer
+from lingvo_gpipe.trainer import (
+  checkpoints,
+  evaluate,
+  logdirs,
+  main,
+  replanning,
+  reports,
+)
 
 _HERE = pathlib.Path(__file__).parent
 _MODEL = 'small_models.Micro'
@@ -320,7 +328,7 @@ def test_a_checkpoint_comes_before_all_else(capsys, tmp_path, monkeypatch):
 
   def save(self, step):
     if step == 0:
-      assert not list(tmp_path.iterdir())
+      assert [p.name for p in tmp_path.iterdir()] == ['.lock']
     return real_save(self, step)
 
   monkeypatch.setattr(checkpoints.Checkpoints, 'save', save)
@@ -343,6 +351,139 @@ def test_a_nan_skips_the_update(capsys, tmp_path, monkeypatch):
       )
 
 
+def test_a_loss_of_another_name_trains_and_evaluates(capsys, tmp_path):
+  status, written = _train(
+    capsys, tmp_path, model='small_models.Renamed', max_steps=2
+  )
+  assert status == 0, written
+  assert 'step 2/2, nll ' in written
+  assert 'held-out nll ' in written
+  [row] = _rows(tmp_path, 'eval')
+  assert row['nll'] > 0 and row['weight'] > 0
+
+
+def test_an_evaluation_that_was_missed_is_made_up_for(capsys, tmp_path):
+  _train(capsys, tmp_path, '--job=trainer', '--checkpoint_every=2', max_steps=2)
+  _train(capsys, tmp_path, '--checkpoint_every=2', max_steps=4)
+  assert [row['step'] for row in _rows(tmp_path, 'eval')] == [2, 4]
+
+
+def test_a_run_killed_in_its_first_save_begins_anew(capsys, tmp_path):
+  (tmp_path / 'ckpt-0.index').write_bytes(b'cut sh')
+  (tmp_path / 'ckpt-0_temp').mkdir()
+  (tmp_path / 'ckpt-0_temp' / 'part-00000-of-00001.index').touch()
+  status, written = _train(capsys, tmp_path, '--job=trainer', max_steps=1)
+  assert status == 0, written
+  assert [row['step'] for row in _rows(tmp_path)] == [1]
+  assert not list(tmp_path.glob('*_temp'))
+  # Once there are metrics, there is something to lose.
+  for path in tmp_path.glob('ckpt-*.index'):
+    path.write_bytes(b'cut sh')
+  status, written = _train(capsys, tmp_path, '--job=trainer', max_steps=1)
+  assert status == 2
+  assert 'no checkpoint can be read' in written
+
+
+def test_a_logdir_is_for_one_run_at_a_time(capsys, tmp_path):
+  with logdirs.opened(str(tmp_path)):
+    status, written = _train(capsys, tmp_path, '--job=trainer', max_steps=1)
+  assert status == 2
+  assert 'another run is writing there' in written
+
+
+def test_what_is_not_finite_is_null_in_metrics(tmp_path):
+  report = reports.MetricsFile(str(tmp_path), 'metrics', 0)
+  report.write({'step': 1, 'a': float('inf'), 'b': float('nan'), 'c': 2.0})
+  report.close()
+  assert _rows(tmp_path) == [{'step': 1, 'a': None, 'b': None, 'c': 2.0}]
+
+
+class _Restorer:
+  """In place of Checkpoints: the first `damaged` restores fail."""
+
+  def __init__(self, damaged):
+    self._damaged = damaged
+
+  def restore(self, path):
+    self._damaged -= 1
+    if self._damaged >= 0:
+      raise checkpoints.Damaged(f'{path} is damaged')
+
+
+def test_the_evaler_tries_a_checkpoint_in_the_making_again(tmp_path):
+  (tmp_path / 'ckpt-5.index').touch()
+
+  def follow(damaged):
+    return list(
+      evaluate.follow(
+        _Restorer(damaged), str(tmp_path), 5, lambda: False, poll_seconds=0
+      )
+    )
+
+  assert follow(damaged=2) == [5]
+  with pytest.raises(errors.UserError, match='that of the last step'):
+    follow(damaged=99)
+
+
+@pytest.mark.parametrize(
+  'error, is_damage',
+  [
+    (tf.errors.DataLossError(None, None, 'checksum'), True),
+    (tf.errors.OpError(None, None, 'checksum', tf.errors.UNKNOWN), True),
+    (tf.errors.UnavailableError(None, None, 'worker'), False),
+    (tf.errors.ResourceExhaustedError(None, None, 'memory'), False),
+  ],
+)
+def test_only_damage_is_taken_for_damage(
+  tmp_path, monkeypatch, error, is_damage
+):
+  def fail(*unused):
+    raise error
+
+  monkeypatch.setattr(tf.train, 'load_checkpoint', fail)
+  restorer = checkpoints.Checkpoints(str(tmp_path), {})
+  with pytest.raises(checkpoints.Damaged if is_damage else type(error)):
+    restorer.restore('ckpt-1')
+
+
+@pytest.mark.parametrize(
+  'fields, devices, expected',
+  [
+    ({'num_stages': 4}, 3, (3, 1)),
+    ({'num_stages': 8, 'schedule': 'interleaved'}, 2, (4, 1)),
+    ({'num_stages': 4, 'schedule': 'zbv'}, 1, (2, 1)),
+    ({'num_stages': 2, 'num_replicas': 2}, 3, (1, 2)),
+    ({'num_stages': 2, 'num_replicas': 2}, 1, (1, 1)),
+    ({'num_stages': 4, 'schedule': 'auto'}, 3, (3, 1)),
+    ({'num_stages': 'auto', 'num_replicas': 3}, 2, ('auto', 2)),
+    ({'num_stages': 4}, 4, (4, 1)),
+  ],
+)
+def test_fewer_workers_take_fewer_stages(fields, devices, expected):
+  p = pipelining_layer.PipeliningLayer.Params().Set(
+    num_micro_batches=8, **fields
+  )
+  said = []
+  replanning.fit(p, devices, said.append)
+  assert (p.num_stages, p.num_replicas) == expected
+  changed = fields['num_stages'] != p.num_stages
+  assert any(line.startswith('num_stages') for line in said) == changed
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'device_speeds': '1,0.5'},
+    {'device_memory': '1GiB,2GiB'},
+    {'schedule_file': 'mine.txt'},
+  ],
+)
+def test_what_is_for_so_many_devices_is_refused_with_replan(fields):
+  p = pipelining_layer.PipeliningLayer.Params().Set(**fields)
+  with pytest.raises(errors.UserError, match=next(iter(fields))):
+    replanning.check(p)
+
+
 def test_engines_take_over_from_each_other(capsys, tmp_path):
   hashed = '--random_bits=hash'
   assert _train(capsys, tmp_path / 'one', hashed, max_steps=6)[0] == 0
@@ -356,18 +497,3 @@ def test_engines_take_over_from_each_other(capsys, tmp_path):
   assert [row['loss'] for row in _rows(other)] == pytest.approx(
     losses, rel=1e-5
   )
-
-
-def test_a_second_trainer_is_kept_out(capsys, tmp_path):
-  with logdirs.opened(str(tmp_path)):
-    status, written = _train(capsys, tmp_path)
-  assert status == 2
-  assert 'another run is writing there' in written
-
-
-def test_the_loss_may_have_another_name(capsys, tmp_path):
-  status, written = _train(capsys, tmp_path, model='small_models.Named')
-  assert status == 0, written
-  [first, *_] = _rows(tmp_path)
-  assert first['nll'] > 0
-  assert _rows(tmp_path, 'eval')[-1]['nll'] > 0

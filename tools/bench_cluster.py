@@ -19,13 +19,13 @@ import contextlib
 import json
 import os
 import pathlib
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
+import processes
 from absl import app, flags
 
 from lingvo_gpipe.cluster import addresses, health
@@ -111,9 +111,13 @@ def _run(model, num_stages, workers=0, prefix=()):
     )
     peaks = {}
     while process.poll() is None:
-      for pid in _workers(process.pid) if workers else [process.pid]:
-        with contextlib.suppress(OSError, AttributeError):  # It has just ended.
-          peaks[pid] = _peak(pid)
+      for pid in (
+        processes.children(process.pid, '--job=worker')
+        if workers
+        else [process.pid]
+      ):
+        with contextlib.suppress(ProcessLookupError):  # It has just ended.
+          peaks[pid] = processes.peak_bytes(pid)
       time.sleep(0.1)
     if process.returncode:
       raise RuntimeError(f'{" ".join(command)} failed')
@@ -140,7 +144,7 @@ def _idle_trainer():
     text=True,
   ) as process:
     process.stdout.readline()
-    peak = _peak(process.pid)
+    peak = processes.peak_bytes(process.pid)
     process.communicate('\n')
   return peak
 
@@ -156,26 +160,9 @@ def _idle_worker():
     stderr=subprocess.DEVNULL,
   ) as process:
     health.wait_for_all({0: address}, 120)
-    peak = _peak(process.pid)
+    peak = processes.peak_bytes(process.pid)
     process.kill()
   return peak
-
-
-def _peak(pid):
-  status = pathlib.Path(f'/proc/{pid}/status').read_text('ascii')
-  return int(re.search(r'VmHWM:\s+(\d+)', status).group(1)) * 1024
-
-
-def _workers(pid):
-  """Returns the process ids of a supervisor's workers."""
-  with contextlib.suppress(OSError):
-    found = pathlib.Path(f'/proc/{pid}/task/{pid}/children').read_text('ascii')
-    return [
-      int(child)
-      for child in found.split()
-      if '--job=worker' in pathlib.Path(f'/proc/{child}/cmdline').read_text()
-    ]
-  return []
 
 
 if __name__ == '__main__':

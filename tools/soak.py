@@ -8,22 +8,25 @@ nobody disturbed. Prints after each kill how much memory the supervisor and the
 workers hold: it should not grow.
 """
 
-import json
+import contextlib
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 
+import processes
 from absl import app, flags
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer('steps', 1000, 'Steps to train.')
-flags.DEFINE_integer('kill_every', 100, 'Steps between two kills.')
+flags.DEFINE_integer('steps', 1000, 'Steps to train.', lower_bound=1)
+flags.DEFINE_integer('kill_every', 100, 'Steps between kills.', lower_bound=4)
 flags.DEFINE_string('model', 'lm.gpipe_transformer.TransformerMini', 'Model.')
+
+# Steps before a multiple of kill_every: there are checkpoints at those.
+_BEFORE_SAVE = 3
 
 
 def main(unused_argv):
@@ -31,30 +34,43 @@ def main(unused_argv):
     quiet, disturbed = (
       pathlib.Path(folder) / n for n in ('quiet', 'disturbed')
     )
-    if _start(quiet).wait():
-      raise RuntimeError('the undisturbed run failed')
-    process = _start(disturbed)
-    kills = 0
-    for step in range(FLAGS.kill_every, FLAGS.steps, FLAGS.kill_every):
-      while process.poll() is None and len(_losses(disturbed)) < step:
-        time.sleep(0.05)
-      workers = _children(process.pid, '--job=worker')
-      held = [_resident(pid) for pid in (process.pid, *workers)]
-      print(
-        f'step {step}: resident MB of supervisor and workers: '
-        + ', '.join(f'{h / 1e6:.0f}' for h in held),
-        flush=True,
-      )
-      os.kill(workers[kills % len(workers)], signal.SIGKILL)
-      kills += 1
-    status = process.wait()
-    same = _losses(quiet) == _losses(disturbed)
+    with _running(quiet) as process:
+      if process.wait():
+        raise RuntimeError('the undisturbed run failed')
+    with _running(disturbed) as process:
+      kills = 0
+      for step in range(FLAGS.kill_every, FLAGS.steps, FLAGS.kill_every):
+        kills += _kill_one(process, disturbed, step - _BEFORE_SAVE, kills)
+      status = process.wait()
+    same = processes.losses(quiet) == processes.losses(disturbed)
     print(f'{kills} kills, status {status}, losses of all steps equal: {same}')
     sys.exit(status or not same)
 
 
-def _start(logdir):
-  return subprocess.Popen(
+def _kill_one(process, logdir, step, turn) -> bool:
+  """Kills a worker once the run is at `step`; returns whether there was one."""
+  while process.poll() is None:
+    workers = processes.children(process.pid, '--job=worker')
+    if len(processes.losses(logdir)) >= step and len(workers) == 2:
+      break
+    time.sleep(0.02)
+  else:
+    return False
+  with contextlib.suppress(ProcessLookupError):
+    held = map(processes.resident_bytes, (process.pid, *workers))
+    megabytes = ', '.join(f'{h / 1e6:.0f}' for h in held)
+    print(
+      f'step {step}: resident MB of supervisor and workers: {megabytes}',
+      flush=True,
+    )
+    os.kill(workers[turn % 2], signal.SIGKILL)
+    return True
+  return False
+
+
+@contextlib.contextmanager
+def _running(logdir):
+  process = subprocess.Popen(
     [
       *(sys.executable, '-m', 'lingvo_gpipe.trainer', '--job=trainer'),
       f'--model={FLAGS.model}',
@@ -64,28 +80,11 @@ def _start(logdir):
     ],
     stderr=subprocess.DEVNULL,
   )
-
-
-def _losses(logdir):
-  path = logdir / 'metrics.jsonl'
-  if not path.exists():
-    return []
-  rows = path.read_text('utf-8').split('\n')
-  return [json.loads(row)['loss'] for row in rows[:-1]]
-
-
-def _resident(pid):
-  status = pathlib.Path(f'/proc/{pid}/status').read_text('ascii')
-  return int(re.search(r'VmRSS:\s+(\d+)', status).group(1)) * 1024
-
-
-def _children(pid, marker):
-  found = pathlib.Path(f'/proc/{pid}/task/{pid}/children').read_text('ascii')
-  return [
-    int(child)
-    for child in found.split()
-    if marker in pathlib.Path(f'/proc/{child}/cmdline').read_text('utf-8')
-  ]
+  try:
+    yield process
+  finally:
+    process.kill()  # Its workers and its trainer end with it.
+    process.wait()
 
 
 if __name__ == '__main__':
