@@ -90,7 +90,7 @@ def follow(
   Raises:
     UserError: the last cannot be read, so that there is nothing to wait for.
   """
-  done, tries = None, 0
+  done, tried, tries = None, None, 0
   while not stop_requested():
     path = checkpoints.latest(logdir)
     if path is None or path == done:
@@ -101,7 +101,7 @@ def follow(
       restorer.restore(path)
     except checkpoints.Damaged as error:
       # It may be in the making, or have been deleted by the trainer.
-      tries += 1
+      tried, tries = path, tries + 1 if path == tried else 1
       if tries < _MOST_TRIES:
         time.sleep(poll_seconds)
         continue
@@ -115,4 +115,4 @@ def follow(
       yield step
       if step >= last_step:
         return
-    done, tries = path, 0
+    done = path

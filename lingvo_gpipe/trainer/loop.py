@@ -54,7 +54,7 @@ def train(
   path = saver.restore_newest(logdir, reports.say) if resumes else None
   step = 0
   if path is None:
-    saver.save(0)
+    saver.save(0)  # Anew, if it was killed while it did so.
   else:
     step = checkpoints.step_of(path)
     reports.say(f'resuming from {path}')
