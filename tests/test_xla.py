@@ -30,7 +30,11 @@ def _compile(model, topology, **fields):
   'topology, fields',
   [
     ('v5e:2x2', {'num_stages': 4}),
-    ('v6e:2x4', {'num_stages': 4, 'num_replicas': 2}),
+    pytest.param(
+      'v6e:2x4',
+      {'num_stages': 4, 'num_replicas': 2},
+      marks=pytest.mark.slow,
+    ),
   ],
 )
 def test_neighbours_alone_talk_in_the_loops(topology, fields):
