@@ -12,7 +12,6 @@ from lingvo.core import py_utils
 from lingvo_gpipe.cost import apart
 from lingvo_gpipe.engine.spmd import layout, loops, updates
 from lingvo_gpipe.engine.spmd import mesh as mesh_lib
-from lingvo_gpipe.engine.spmd.mesh import STAGE
 
 Tensors = Sequence[tf.Tensor]
 
@@ -176,7 +175,7 @@ class Apply:
       return [t[None] for t in done]
 
     def split(t):
-      return (STAGE, *[None] * (t.shape.rank - 1))
+      return mesh_lib.by_stage(t.shape.rank)
 
     return self._mesh.region(
       on_core,

@@ -1,7 +1,7 @@
 """Layers one after the other, as pure functions of flat lists of tensors."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from lingvo.core import base_layer
@@ -9,22 +9,9 @@ from lingvo.core import base_layer
 from lingvo_gpipe import cost, errors, randomness
 from lingvo_gpipe.cost import apart
 from lingvo_gpipe.layers import call
+from lingvo_gpipe.stage import functions
 
 Tensors = Sequence[tf.Tensor]
-
-
-class Rng(NamedTuple):
-  """What randomness depends on.
-
-  Attributes:
-    seeds: int64 [layers], from `randomness.layer_seed`.
-    step: int64 scalar, the global step.
-    first_example: int64 scalar, index in the mini-batch of the first example.
-  """
-
-  seeds: tf.Tensor
-  step: tf.Tensor
-  first_example: tf.Tensor
 
 
 class Chain:
@@ -72,7 +59,11 @@ class Chain:
       ]
 
   def run(
-    self, theta: Tensors, args: Tensors, rng: Rng, targets: Tensors = ()
+    self,
+    theta: Tensors,
+    args: Tensors,
+    rng: functions.Rng,
+    targets: Tensors = (),
   ) -> tuple:
     """Returns what the last layer does, as a structure.
 
@@ -103,13 +94,15 @@ class Chain:
       start = stop
     return flowing
 
-  def forward(self, theta: Tensors, args: Tensors, rng: Rng) -> list[tf.Tensor]:
+  def forward(
+    self, theta: Tensors, args: Tensors, rng: functions.Rng
+  ) -> list[tf.Tensor]:
     """Returns the tensors that the last layer returns."""
     return present(self.run(theta, args, rng))
 
 
 def vjp(function, theta, args, cotangents):
-  """Returns gradients for weights and for arguments, None where there is none.
+  """Returns gradients for weights and for arguments, zeros where there is none.
 
   Args:
     function: of (theta, args); returns tensors.

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_gpipe.engine.spmd import chain, loops
+from lingvo_gpipe.engine.spmd import loops
 from lingvo_gpipe.engine.spmd import mesh as mesh_lib
+from lingvo_gpipe.stage import functions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,4 +192,4 @@ class Core:
     share = shape.micro_batch_size // shape.mesh.num_replicas
     replica = tf.cast(self._replica, tf.int64)
     first_example = i * shape.micro_batch_size + replica * share
-    return chain.Rng(None, self._step, first_example)
+    return functions.Rng(None, self._step, first_example)

@@ -23,6 +23,7 @@ from lingvo_gpipe.engine.spmd import (
   rooms,
 )
 from lingvo_gpipe.engine.spmd.mesh import STAGE
+from lingvo_gpipe.stage import functions
 
 Tensors = Sequence[tf.Tensor]
 
@@ -43,7 +44,7 @@ class Outside:
 
   def rng(self, shape, i, step):
     first_example = tf.cast(i, tf.int64) * shape.micro_batch_size
-    return chain.Rng(tf.constant(self.seeds, tf.int64), step, first_example)
+    return functions.Rng(tf.constant(self.seeds, tf.int64), step, first_example)
 
 
 class Gradients:

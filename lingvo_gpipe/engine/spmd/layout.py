@@ -37,7 +37,7 @@ def stacked(
 ) -> Entry:
   """Returns the entry of a weight that each of the equal layers has."""
   shape = [num_stages, layers_per_core, *spec.shape]
-  split = (STAGE, *[None] * (len(shape) - 1))
+  split = mesh_lib.by_stage(len(shape))
   return Entry(name, tf.TensorSpec(shape, spec.dtype), split)
 
 

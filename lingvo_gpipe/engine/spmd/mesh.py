@@ -70,14 +70,6 @@ class Mesh:
       for result, split in zip(results, splits, strict=True)
     ]
 
-  def local_shape(self, shape: Sequence[int], split: Split) -> list[int]:
-    """Returns the shape of a core's slice."""
-    sizes = (self.num_stages, self.num_replicas)
-    return [
-      size if axis is None else size // sizes[axis]
-      for size, axis in zip(shape, split, strict=True)
-    ]
-
   def text(self, split: Split) -> str:
     """Returns a split in the notation of XLA's `mhlo.sharding`."""
     if self.num_cores == 1 or not _is_split(split):
@@ -118,6 +110,11 @@ class Mesh:
     else:
       sharding = xla_sharding.Sharding.replicate()
     return sharding.proto.SerializeToString()
+
+
+def by_stage(rank: int) -> Split:
+  """Returns the split of an array [stages, ...] of this rank."""
+  return (STAGE, *[None] * (rank - 1))
 
 
 def _is_split(split):

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from lingvo_gpipe.engine.spmd import chain, loops
 from lingvo_gpipe.engine.spmd import core as core_lib
+from lingvo_gpipe.engine.spmd import mesh as mesh_lib
 from lingvo_gpipe.engine.spmd import rooms as rooms_lib
 from lingvo_gpipe.engine.spmd.mesh import REPLICA, STAGE
 
@@ -131,7 +132,7 @@ class Pipeline:
     done = loops.loop(self._shape.num_ticks, tick, start)[num_values:]
     sums = done[num_kept + num_values :]
     gradients = [
-      self._mesh.split(tf.reduce_sum(s, 1), _stage_split(s.shape.rank - 1))
+      self._mesh.split(tf.reduce_sum(s, 1), mesh_lib.by_stage(s.shape.rank - 1))
       for s in sums
     ]
     return list(done[:num_kept]), gradients
@@ -145,7 +146,7 @@ class Pipeline:
       [self._rooms.result_split(v) for v in results],
       [(STAGE, REPLICA, *[None] * (s.shape.rank - 2)) for s in sums],
     ]
-    theta = [(w, _stage_split(w.shape.rank)) for w in weights.theta]
+    theta = [(w, mesh_lib.by_stage(w.shape.rank)) for w in weights.theta]
     sizes = [len(theta), *map(len, groups)]
 
     def on_core(core, t, step, one, seeds, *tensors):
@@ -251,10 +252,6 @@ def _to_next(value):
 
 def _to_previous(value):
   return tf.concat([value[1:], value[:1]], 0)
-
-
-def _stage_split(rank):
-  return (STAGE, *[None] * (rank - 1))
 
 
 def _within(index, size):
