@@ -59,8 +59,11 @@ class TiedWeights:
 
     def create(next_creator, **kwargs):
       path = _relative_path(kwargs['var_name'], layer)
-      owner = self._owner(path)
-      if owner is None:
+      owner = owner_of(path, self._pairs)
+      self._unused -= {
+        p for p in self._pairs if _within(path, p[0]) is not None
+      }
+      if owner == path:
         self._made[path] = next_creator(**kwargs)
         return self._made[path]
       return self._look_up(path, owner, kwargs['shape'])
@@ -77,15 +80,6 @@ class TiedWeights:
           'such weight; --mode=inspect_model prints all names.'
         )
 
-  def _owner(self, path):
-    for pair in self._pairs:
-      rest = _within(path, pair[0])
-      if rest is not None:
-        self._unused.discard(pair)
-        owner = pair[1] + rest
-        return self._owner(owner) or owner
-    return None
-
   def _look_up(self, path, owner, shape):
     if owner not in self._made:
       raise errors.UserError(
@@ -99,6 +93,15 @@ class TiedWeights:
         f'{found.shape.as_list()}: they cannot be one weight.'
       )
     return found
+
+
+def owner_of(path: str, pairs: Sequence[tuple[str, str]]) -> str:
+  """Returns the path of the weight that this one is: its own if not tied."""
+  for later, earlier in pairs:
+    rest = _within(path, later)
+    if rest is not None:
+      return owner_of(earlier + rest, pairs)
+  return path
 
 
 def _relative_path(name: str, layer: str) -> str:

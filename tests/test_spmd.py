@@ -84,6 +84,20 @@ def test_more_equal_stages(K, V, R, remat):
   _check_equal(Eight, **_fields(K, V, R, remat))
 
 
+class Tied(Eight):
+  """Its table predicts, too."""
+
+  def Task(self):
+    p = super().Task()
+    p.pipeline.loss_tpl.like_table = True
+    p.pipeline.tied_weights = [('softmax/w', 'embedding/table')]
+    return p
+
+
+def test_tied_weights():
+  _check_equal(Tied, **_fields(2))
+
+
 def test_stages_that_differ():
   # 6 blocks do not divide into 4 stages; the first takes the tokens.
   _check_equal(small_models.Micro, **_fields(4, R=2))

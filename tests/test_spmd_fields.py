@@ -29,7 +29,14 @@ from lingvo_gpipe import errors
       'num_stages=4 does not divide the equal layers',
     ),
     ({'num_stages': 9}, 'only 8 layers before the loss: set num_stages to 8'),
-    ({'tied_weights': [('softmax/w', 'embedding/table')]}, 'cannot tie'),
+    (
+      {'tied_weights': [('block_005', 'block_000')]},
+      'block_00[05] is in a stage',
+    ),
+    (
+      {'num_stages': 2, 'tied_weights': [('softmax/w', 'embedding/table')]},
+      r'no weight embedding/table of shape \[16, 256\] for softmax/w',
+    ),
   ],
 )
 def test_fields(fields, message):

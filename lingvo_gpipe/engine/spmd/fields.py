@@ -31,11 +31,6 @@ def check(p) -> None:
       f'{p.name}.batch_dim={p.batch_dim}: the spmd engine needs the batch in '
       'dimension 0. Use batch-major layers, or engine=mpmd.'
     )
-  if p.tied_weights:
-    raise errors.UserError(
-      f'{p.name}.tied_weights={p.tied_weights}: the spmd engine cannot tie '
-      'weights yet. Leave it empty, or use engine=mpmd.'
-    )
   if p.random_bits != 'hash':
     raise errors.UserError(
       f'{p.name}.random_bits={p.random_bits}: inside of XLA it gives other '
@@ -69,6 +64,23 @@ def check_unequal(p, num_layers: int) -> None:
       f'num_stages={num_stages(p)}, but there are only {num_layers} layers '
       f'before the loss: set num_stages to {num_layers} or less.'
     )
+
+
+def check_tied(p, stage_layers) -> None:
+  """Raises a UserError where a weight of the stages is tied.
+
+  Args:
+    p: Params.
+    stage_layers: names of the layers of all stages.
+  """
+  for pair in p.tied_weights:
+    tied = {path.partition('/')[0] for path in pair} & set(stage_layers)
+    if tied:
+      raise errors.UserError(
+        f'{p.name}.tied_weights: {pair}: {tied.pop()} is in a stage, and the '
+        'spmd engine ties weights of layers before and after the stages alone. '
+        'Leave the pair out, or use engine=mpmd.'
+      )
 
 
 def virtual_stages(p) -> int:

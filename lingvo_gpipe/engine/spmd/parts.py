@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import partition, randomness
+from lingvo_gpipe import errors, partition, randomness, tied_weights
 from lingvo_gpipe.cost import memory
 from lingvo_gpipe.engine.spmd import (
   chain,
@@ -51,6 +51,7 @@ class Maker:
   def equal(self, run: range) -> Parts:
     """Stages of equal layers, with all other layers outside."""
     p, network = self._p, self._network
+    fields.check_tied(p, network.names[run.start : run.stop])
     per_stage = len(run) // fields.num_stages(p)
     carried = equal_layers.args_of(network, run.start)
     segment = fields.layers_per_segment(
@@ -103,6 +104,7 @@ class Maker:
     p, network = self._p, self._network
     K, last = self._mesh.num_stages, len(self._layers) - 1
     fields.check_unequal(p, last)
+    fields.check_tied(p, network.names[:last])
     costs = [trace.fprop_flops for trace in network.traces[:last]]
     cuts = partition.cut(costs, K)
     args = [equal_layers.args_of(network, cut.start) for cut in cuts]
@@ -202,17 +204,27 @@ class Maker:
     return sum(len(self._network.traces[l].weights) for l in layers)
 
   def _outside_weights(self, layers):
-    """Returns entries of the weights of layers, and for each weight its own."""
-    entries = [
-      layout.spread(
-        f'{self._network.names[l]}/{weight.name}',
-        tf.TensorSpec(weight.shape, weight.dtype),
-        self._mesh.num_stages,
-      )
-      for l in layers
-      for weight in self._network.traces[l].weights
-    ]
-    return entries, list(range(len(entries)))
+    """Returns entries of the weights of layers, and for each weight its own.
+
+    Tied weights share one.
+    """
+    entries, places, place_of = [], [], {}
+    for l in layers:
+      for weight in self._network.traces[l].weights:
+        path = f'{self._network.names[l]}/{weight.name}'
+        spec = tf.TensorSpec(weight.shape, weight.dtype)
+        owner = tied_weights.owner_of(path, self._p.tied_weights)
+        if owner == path:
+          place_of[path] = len(entries)
+          entries.append(layout.spread(path, spec, self._mesh.num_stages))
+        elif owner not in place_of or entries[place_of[owner]].spec != spec:
+          raise errors.UserError(
+            f'tied_weights: there is no weight {owner} of shape '
+            f'{spec.shape.as_list()} for {path} to be; --mode=inspect_model '
+            'prints all names.'
+          )
+        places.append(place_of[owner])
+    return entries, places
 
 
 def stage_grid(shape: core.Shape, run: range) -> np.ndarray:

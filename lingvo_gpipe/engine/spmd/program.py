@@ -9,7 +9,12 @@ import dataclasses
 import tensorflow as tf
 from lingvo.core import base_layer
 
-from lingvo_gpipe import micro_batches, pipeline_task, pipelining_params
+from lingvo_gpipe import (
+  micro_batches,
+  pipeline_task,
+  pipelining_params,
+  tied_weights,
+)
 from lingvo_gpipe import plan as plan_lib
 from lingvo_gpipe.engine.spmd import (
   apply,
@@ -94,7 +99,9 @@ def build(task, batch_spec) -> Program:
   inputs, targets = pipeline_task.split_batch(task, batch_spec)
   layers, _ = pipelining_params.list_layers(p)
   size = fields.micro_batch_size(p, inputs)
-  network = _trace(task, p, layers, inputs, targets, size)
+  network = _trace(task, layers, inputs, targets, size)
+  # Says what is wrong with pairs of names.
+  tied_weights.TiedWeights(p.tied_weights, network.names)
   run = equal_layers.find_run(network)
   maker = parts_lib.Maker(p, layers, network, inputs, size)
   can_stack = run and len(run) % fields.num_stages(p) == 0
@@ -133,12 +140,13 @@ def build(task, batch_spec) -> Program:
   )
 
 
-def _trace(task, p, layers, inputs, targets, size):
+def _trace(task, layers, inputs, targets, size):
   specs = tf.nest.map_structure(
     lambda s: micro_batches.with_batch_size(s, 0, size), (inputs, targets)
   )
+  # Tied weights count where they are used, too; parts.py finds their owners.
   return plan_lib.trace_network(
-    layers, *specs, 0, pipeline_task.optimizer_of(task), p.tied_weights
+    layers, *specs, 0, pipeline_task.optimizer_of(task)
   )
 
 
