@@ -292,6 +292,18 @@ def test_overrides_reach_the_params(capsys):
       '--trace_steps=first: give steps from 1 on',
     ),
     ([f'--model={_MODEL}', '--logdir=/proc/nothing'], '--logdir=/proc/nothing'),
+    (
+      [f'--model={_MODEL}', '--logdir=/tmp', '--tpu=local'],
+      '--tpu=local: no TPU answers (TPUs not found',
+    ),
+    (
+      [f'--model={_MODEL}', '--logdir=/tmp', '--tpu=grpc://127.0.0.1:9'],
+      '--tpu=grpc://127.0.0.1:9: no TPU answers ([Errno 111]',
+    ),
+    (
+      [f'--model={_MODEL}', '--tpu=local', '--engine=mpmd'],
+      'leave out --engine=mpmd',
+    ),
   ],
 )
 def test_a_mistake_is_one_clear_line(capsys, args, message):

@@ -2,10 +2,11 @@
 
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+
+import tensorflow as tf
 
 from lingvo_gpipe import pipeline_task
-from lingvo_gpipe.engine import spmd
 from lingvo_gpipe.trainer import (
   checkpoints,
   evaluate,
@@ -26,8 +27,8 @@ def train(
   taken: usage.Usage,
   checkpoint_every: int,
   keep_checkpoints: int,
+  make_steps: Callable[[Mapping[str, tf.Variable]], steps_lib.Steps],
   trace_steps: Collection[int] = (),
-  program: spmd.Program | None = None,
 ) -> None:
   """Trains `task` up to its max_steps, from the newest checkpoint in `logdir`.
 
@@ -41,8 +42,8 @@ def train(
     taken: what the run takes, beside what was planned.
     checkpoint_every: steps between checkpoints.
     keep_checkpoints: how many to keep.
+    make_steps: returns what makes the steps, given the variables by name.
     trace_steps: steps whose timeline to record.
-    program: what makes the steps under the spmd engine; None under mpmd.
 
   Raises:
     UserError: no checkpoint can be read, or it is of another model.
@@ -75,32 +76,34 @@ def train(
     if step and is_due(step) and reports.last_step(logdir, 'eval') < step:
       reports.say(evaler.describe(evaler.evaluate(step)))
   report = reports.MetricsFile(logdir, 'metrics', step)
-  steps = steps_lib.GraphSteps(task)
-  if program is not None:
-    steps = steps_lib.ProgramSteps(program, variables)
+  steps = make_steps(variables)
   tracer = tracing.Tracer(task, logdir, trace_steps)
   saved = step
   while step < last_step and not stop_requested():
     started = time.monotonic()
-    run = tracer.train_step if tracer.runs(step + 1) else steps.run
-    metrics = run(next(data))
-    row = {name: float(value) for name, value in metrics.items()}
-    seconds = time.monotonic() - started
-    step += 1
-    row = {
-      'step': step,
-      **row,
-      'step_seconds': seconds,
-      'tokens_per_second': row['weight'] / seconds,
-      **tracer.report(step),
-      **taken.row(),
-    }
-    report.write(row)
-    progress.step(row)
-    if taken.is_settled():
-      reports.say(usage.describe(row))
-    if tracer.is_traced(step):
-      reports.say(tracing.describe(row))
+    if tracer.runs(step + 1):
+      made = [tracer.train_step(next(data))]
+    else:
+      due = (step // checkpoint_every + 1) * checkpoint_every
+      made = steps.run(data, min(due, last_step) - step)
+    made = [{name: float(m) for name, m in row.items()} for row in made]
+    seconds = (time.monotonic() - started) / len(made)
+    for row in made:
+      step += 1
+      row = {
+        'step': step,
+        **row,
+        'step_seconds': seconds,
+        'tokens_per_second': row['weight'] / seconds,
+        **tracer.report(step),
+        **taken.row(),
+      }
+      report.write(row)
+      progress.step(row)
+      if taken.is_settled():
+        reports.say(usage.describe(row))
+      if tracer.is_traced(step):
+        reports.say(tracing.describe(row))
     if is_due(step):
       steps.settle()
       saver.save(step)

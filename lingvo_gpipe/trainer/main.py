@@ -1,6 +1,7 @@
 """The trainer binary: flags to jobs, and mistakes to one line each."""
 
 import contextlib
+import functools
 import math
 
 import tensorflow as tf
@@ -13,7 +14,7 @@ from lingvo_gpipe import (
   runtime,
 )
 from lingvo_gpipe import plan as plan_lib
-from lingvo_gpipe.cluster import chief, health, parent
+from lingvo_gpipe.cluster import chief, health, parent, tpu
 from lingvo_gpipe.plan import text as plan_text
 from lingvo_gpipe.trainer import (
   checkpoints,
@@ -26,6 +27,7 @@ from lingvo_gpipe.trainer import (
   planning,
   replanning,
   reports,
+  steps,
   stopping,
   usage,
 )
@@ -95,6 +97,7 @@ def _run_jobs() -> int | None:
     return print(task_params.ToText())
   pipeline = task_params.pipeline
   pipelining_params.check(pipeline)
+  tpu_slice = _connect_tpu(pipeline) if FLAGS.tpu and is_run else None
   num_devices = _start_tensorflow(pipeline)
   machine = pipelining_params.machine(pipeline)
   if pipelining_params.open_fields(pipeline):
@@ -132,12 +135,40 @@ def _run_jobs() -> int | None:
         taken,
         FLAGS.checkpoint_every,
         FLAGS.keep_checkpoints,
+        _maker_of_steps(task, program, tpu_slice),
         trace_steps,
-        program,
       )
   else:
     _evaluate_checkpoints(task, dev_input, stop)
   return None
+
+
+def _maker_of_steps(task, program, tpu_slice):
+  """Returns what makes the steps, given the variables by name."""
+  if program is None:
+    return lambda unused_variables: steps.GraphSteps(task)
+  if tpu_slice is None:
+    return functools.partial(steps.ProgramSteps, program)
+  return functools.partial(
+    steps.TpuSteps,
+    program,
+    tpu_slice=tpu_slice,
+    steps_per_loop=FLAGS.steps_per_loop,
+  )
+
+
+def _connect_tpu(pipeline) -> tpu.Slice:
+  """Starts TensorFlow with the cores of a TPU beside devices of this process.
+
+  The latter hold the variables that are saved and evaluated.
+  """
+  count = pipelining_params.num_stages(pipeline) * pipeline.num_replicas
+  runtime.prepare(count)
+  if not pipeline.devices:
+    pipeline.devices = [
+      f'/job:localhost/task:0/device:CPU:{number}' for number in range(count)
+    ]
+  return tpu.connect(FLAGS.tpu, count)
 
 
 def _start_tensorflow(pipeline) -> int:

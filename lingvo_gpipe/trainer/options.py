@@ -74,6 +74,19 @@ flags.DEFINE_enum(
   'cores, as on TPUs; here on virtual cores (needs lingvo_gpipe[tpu]), and '
   'with --random_bits=hash. Default: as the model says.',
 )
+flags.DEFINE_string(
+  'tpu',
+  None,
+  'Run on this TPU, with --engine=spmd: its name in Google Cloud, its address '
+  'as grpc://host:8470, or local on the machine that has it.',
+)
+flags.DEFINE_integer(
+  'steps_per_loop',
+  10,
+  'With --tpu: steps between two looks at the metrics; checkpoints are made '
+  'when they are due all the same.',
+  lower_bound=1,
+)
 flags.DEFINE_enum(
   'random_bits',
   None,
@@ -255,7 +268,13 @@ def model_params(model: str, dataset: str):
       if field in ('num_stages', 'num_micro_batches'):
         value = _number_or_auto(field, value)
       task.pipeline.Set(**{field: value})
-  if FLAGS.engine == 'spmd' and FLAGS.random_bits is None:
+  if FLAGS.tpu:
+    if FLAGS.engine == 'mpmd':
+      raise errors.UserError(
+        '--tpu runs one program for all cores: leave out --engine=mpmd.'
+      )
+    task.pipeline.engine = 'spmd'
+  if (FLAGS.engine == 'spmd' or FLAGS.tpu) and FLAGS.random_bits is None:
     task.pipeline.random_bits = 'hash'
   if FLAGS.max_steps is not None:
     task.train.max_steps = FLAGS.max_steps

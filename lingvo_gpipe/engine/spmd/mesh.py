@@ -47,6 +47,10 @@ class Mesh:
       tensor, self._ids, _dims(split), use_sharding_op=True
     )
 
+  def mark(self, tensor: tf.Tensor, split: Split) -> tf.Tensor:
+    """Notes at the op of a tensor which core has which part of it."""
+    return self._sharding(split).apply_to_tensor(tensor)
+
   def region(
     self,
     function: Callable,
@@ -105,11 +109,12 @@ class Mesh:
     )
 
   def _serialized(self, split):
+    return self._sharding(split).proto.SerializeToString()
+
+  def _sharding(self, split):
     if _is_split(split):
-      sharding = xla_sharding.mesh_split_sharding(self._ids, _dims(split))
-    else:
-      sharding = xla_sharding.Sharding.replicate()
-    return sharding.proto.SerializeToString()
+      return xla_sharding.mesh_split_sharding(self._ids, _dims(split))
+    return xla_sharding.Sharding.replicate()
 
 
 def by_stage(rank: int) -> Split:
